@@ -15,6 +15,11 @@ pub(crate) const ROWS: usize = 16;
 /// Elements of a unit: a whole number of blocks of every format.
 const UNIT: usize = 256;
 
+/// Lines between those that one row of x multiplies and those that are fetched meanwhile, as many: 4 KiB. Fetched in bursts, of a
+/// unit at a time, memory is read at three quarters of the rate.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const AHEAD: usize = 64;
+
 /// The same word of the rows of a group.
 pub(crate) type Line = [u32; ROWS];
 

@@ -27,14 +27,10 @@ use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, CodeLayout, FEW};
 use crate::bytes::cast;
-use crate::interleave::Line;
 use crate::simd;
 
 /// Rows of x that share a load of the weight's codes.
 const ABREAST: usize = 4;
-
-/// Lines of an interleaved weight between what is multiplied and what is fetched meanwhile: 16 KiB.
-const AHEAD: usize = 256;
 
 /// A group of K, or the first part of one, of 16 rows.
 #[repr(C, align(64))]
@@ -163,11 +159,7 @@ unsafe fn one_row<B: OneRow>(
         // SAFETY: by the caller's promise; groups are whole.
         let total = unsafe {
             if let Some((lines, unit)) = weight.lines(first) {
-                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| {
-                    let lines = &lines[group * unit..];
-                    simd::fetch_far(lines.as_ptr().wrapping_add(AHEAD).cast(), unit * size_of::<Line>());
-                    InterleavedRows::new(lines, 0)
-                })
+                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| InterleavedRows::new(&lines[group * unit..], 0))
             } else if these.len() == SIDE {
                 let data = &weight.data[first * stride..these.end * stride];
                 let end = weight.data.as_ptr().wrapping_add(these.end * stride);

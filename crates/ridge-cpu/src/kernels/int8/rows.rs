@@ -11,7 +11,8 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::scale::SIDE;
-use crate::interleave::Line;
+use crate::interleave::{AHEAD, Line};
+use crate::simd;
 
 /// Rows of a weight whose codes lie side by side.
 pub(super) const EIGHT: usize = 8;
@@ -157,7 +158,7 @@ impl InterleavedRows {
 
 /// Words of interleaved rows by the instructions of one length of vectors.
 macro_rules! interleaved_words {
-    ($trait:ident, $vector:ty, $features:literal, $load:ident, $right:ident, $left:ident, $or:ident $(, $after:item)?) => {
+    ($trait:ident, $vector:ty, $ahead:expr, $features:literal, $load:ident, $right:ident, $left:ident, $or:ident $(, $after:item)?) => {
         impl $trait for InterleavedRows {
             $($after)?
 
@@ -165,6 +166,9 @@ macro_rules! interleaved_words {
             #[target_feature(enable = $features)]
             unsafe fn words(self, at: usize) -> [$vector; 4] {
                 let at = self.at + at;
+                if $ahead > 0 {
+                    simd::fetch_far(self.line(at / 4 + $ahead).cast(), 4 * size_of::<Line>());
+                }
                 // SAFETY: by the caller's promise.
                 let line = |nth: usize| unsafe { $load(self.line(at / 4 + nth).cast()) };
                 let words = [line(0), line(1), line(2), line(3)];
@@ -187,6 +191,7 @@ macro_rules! interleaved_words {
 interleaved_words!(
     EightRows,
     __m256i,
+    0,
     "avx2,fma,f16c",
     _mm256_loadu_si256,
     _mm256_srl_epi32,
@@ -201,6 +206,7 @@ interleaved_words!(
 interleaved_words!(
     SixteenRows,
     __m512i,
+    AHEAD,
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c",
     _mm512_loadu_si512,
     _mm512_srl_epi32,

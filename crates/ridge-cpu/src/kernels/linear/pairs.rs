@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::tile::Tile;
-use crate::interleave::{self, Interleaving, Line};
+use crate::interleave::{self, AHEAD, Interleaving, Line};
 use crate::simd;
 
 /// Columns of a tile: two vectors of lanes.
@@ -30,9 +30,6 @@ const DEPTH: usize = 256;
 
 /// Rows of x by two vectors of columns whose sums are in registers.
 const ROWS: usize = 6;
-
-/// Lines of interleaved weights between what is multiplied and what is fetched meanwhile: 16 KiB.
-const AHEAD: usize = 256;
 
 /// A weight `[N, K]`.
 #[derive(Clone, Copy)]
@@ -95,8 +92,10 @@ fn multiply<const C: usize>(
                 for c in 0..C {
                     let group = columns.start / LANES + c;
                     weights[c] = &all[group * of_group + from / 2..][..lines];
-                    let next = weights[c].as_ptr().wrapping_add(if tile.rows == 1 { AHEAD } else { lines });
-                    simd::fetch_far(next.cast(), lines * size_of::<Line>());
+                    if tile.rows > 1 {
+                        let next = weights[c].as_ptr().wrapping_add(lines);
+                        simd::fetch_far(next.cast(), lines * size_of::<Line>());
+                    }
                 }
             }
             PairedWeight::Rows(all) => {
@@ -182,6 +181,9 @@ fn block<const R: usize, const C: usize>(
     };
     for nth in 0..pairs / 2 {
         for (sums, nth) in [(&mut even, 2 * nth), (&mut odd, 2 * nth + 1)] {
+            if R == 1 {
+                simd::fetch_far(weights[0].as_ptr().wrapping_add(nth + AHEAD).cast(), 1);
+            }
             let mut of_weights = [line(0, nth); C];
             for c in 1..C {
                 of_weights[c] = line(c, nth);
