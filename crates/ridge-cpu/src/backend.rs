@@ -13,11 +13,10 @@ use crate::device::CpuDevice;
 use crate::kernel::KernelEntry;
 use crate::kernels;
 use crate::memory::{AlignedMemory, padded};
+use crate::packing::Packing;
 use crate::pool::ThreadPool;
 use crate::program::CpuProgram;
 use crate::storage::{CpuStorage, storage};
-#[cfg(target_arch = "x86_64")]
-use crate::weight::PANELS;
 use crate::weight::{StoredWeight, copy};
 
 /// How the CPU is used.
@@ -111,8 +110,9 @@ impl Backend for Cpu {
                 why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
             });
         }
-        if ty.format.is_none() {
-            let weight = StoredWeight::new(parts.swap_remove(0), self.threads(), &self.device.ledger)?;
+        let packing = Packing::of(ty).filter(|_| parts.len() == 1);
+        if ty.format.is_none() || packing.is_some() {
+            let weight = StoredWeight::new(parts.swap_remove(0), packing, self.threads(), &self.device.ledger)?;
             return Ok(Buffer::new(bytes, Arc::new(CpuStorage::Weight(weight))));
         }
         let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::Weights, bytes)?;
@@ -124,15 +124,13 @@ impl Backend for Cpu {
         Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn set_layout(&self, buffer: &Buffer, ty: &Type, layout: &str) -> Result<()> {
         let CpuStorage::Weight(weight) = &**storage(buffer)? else { return Ok(()) };
         let inner = ty.shape.0.last().and_then(ridge_graph::Dim::as_const).filter(|inner| *inner > 0);
-        let fits = ty.dtype == ridge_graph::DType::BF16 && crate::simd::isa() == crate::simd::Isa::Amx;
-        match inner.filter(|_| fits && layout == PANELS) {
-            Some(inner) => weight.panels(inner).map(drop),
-            None => {
-                let why = format!("{ty} has no layout `{layout}` here; offers may ask for `{PANELS}` of bf16 with AMX");
+        match (inner, weight.layout()) {
+            (Some(inner), Some(name)) if name == layout => weight.panels(inner).map(drop),
+            (_, name) => {
+                let why = format!("{ty} has no layout `{layout}` here, but {}", name.unwrap_or("rows alone"));
                 Err(RuntimeError::Device { backend: "cpu", why })
             }
         }

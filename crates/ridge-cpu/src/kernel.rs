@@ -3,9 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-#[cfg(target_arch = "x86_64")]
-use ridge_graph::passes::Layout;
-use ridge_graph::passes::{self, Offer, OfferRequest, Pattern, Target};
+use ridge_graph::passes::{self, Layout, Offer, OfferRequest, Pattern, Target};
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};
 use ridge_runtime::component_offsets;
 
@@ -21,8 +19,8 @@ pub trait CpuKernel: Send + Sync {
     /// What one piece takes, in nanoseconds, roughly: decides into how many parts the work is worth cutting.
     fn nanos_per_piece(&self) -> f64;
 
-    /// Inputs that it would take repacked in panels, all of them or none: those that its offer asks for. The layout of
-    /// panels is this crate's own; other kernels leave this as it is.
+    /// Inputs that it would take repacked, all of them or none: those that its offer asks for or accepts. The layouts are
+    /// this crate's own; other kernels leave this as it is.
     fn takes_panels(&self) -> Range<usize> {
         0..0
     }
@@ -61,8 +59,7 @@ pub struct OperandType {
     pub format: Option<FormatRef>,
     /// Its extents.
     pub shape: Vec<usize>,
-    /// Is it a weight that is repacked in panels?
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "panels are of matrix tiles"))]
+    /// Is it a weight that is repacked?
     pub(crate) panels: bool,
 }
 
@@ -142,8 +139,17 @@ impl KernelEntry {
         Self { claim, ..self }
     }
 
+    /// The kernel, which accepts these arguments of the body in these layouts, in addition to its offers.
+    #[must_use]
+    pub(crate) fn accepting(
+        self,
+        layouts: impl Fn(&OfferRequest<'_>) -> Vec<(usize, Layout)> + Send + Sync + 'static,
+    ) -> Self {
+        let offer = Arc::clone(&self.claim.offer);
+        self.offering(move |request| offer(request).map(|offer| Offer { accepts: layouts(request), ..offer }))
+    }
+
     /// The kernel, which wants these arguments of the body in these layouts, in addition to its offers.
-    #[cfg(target_arch = "x86_64")]
     #[must_use]
     pub(crate) fn wanting(
         self,

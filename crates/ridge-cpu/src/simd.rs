@@ -22,7 +22,8 @@ pub(crate) use angle::angles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use convert::stream_rows;
 pub(crate) use convert::{
-    E4M3, E5M2, Element, add_rows, load, narrow, place, put, round, store, store_rows, view, widen_lanes, with_element,
+    E4M3, E5M2, Element, add_rows, load, narrow, place, put, round, store, store_rows, view, widen, widen_lanes,
+    with_element,
 };
 pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 pub(crate) use isa::{Isa, check_isa, isa, vectorised};

@@ -9,9 +9,9 @@ use crate::weight::{BoundWeight, StoredWeight};
 
 /// What a [`ridge_runtime::Buffer`] of this backend holds.
 pub(crate) enum CpuStorage {
-    /// Memory of our own: a state, or a weight in a format.
+    /// Memory of our own: a state, or a weight in a format that is not repacked.
     Own(Arc<AlignedMemory>),
-    /// A plain weight. Never written.
+    /// A weight that is plain or may be repacked. Never written.
     Weight(StoredWeight),
 }
 
@@ -28,7 +28,6 @@ pub(crate) fn storage(buffer: &Buffer) -> Result<&Arc<CpuStorage>> {
 /// A weight in panels if its rows are to be so, of `inner` elements.
 pub(crate) fn hold(buffer: &Buffer, inner: Option<usize>) -> Result<BoundWeight> {
     match (&**storage(buffer)?, inner) {
-        #[cfg(target_arch = "x86_64")]
         (CpuStorage::Weight(weight), Some(inner)) => weight.panels(inner),
         (CpuStorage::Weight(weight), _) => weight.rows(),
         (CpuStorage::Own(memory), _) => Ok(BoundWeight::Rows(Arc::clone(memory))),

@@ -1,25 +1,19 @@
-//! Plain weights, each in the layout that was settled for it, or in rows as steps want them.
+//! Weights, each in the layout that was settled for it, or in rows as steps want them.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ridge_runtime::{MemoryLedger, MemoryOwner, Result, WeightData};
 
-#[cfg(target_arch = "x86_64")]
-use crate::amx::panels;
 use crate::bytes::MemoryBlock;
-#[cfg(target_arch = "x86_64")]
-use crate::bytes::{cast, view};
 use crate::memory::{ALIGN, AlignedMemory, SMALL};
-
-/// The layout for matrix tiles, as kernels' offers name it (`amx/panels.rs`).
-#[cfg(target_arch = "x86_64")]
-pub(crate) const PANELS: &str = "panels";
+use crate::packing::Packing;
 
 /// A weight. What is made of it is made once, by all threads: panels when they are settled for it, rows when a step that
 /// wants them is prepared.
 pub(crate) struct StoredWeight {
-    #[cfg(target_arch = "x86_64")]
     bytes: usize,
+    /// How it may be packed.
+    packing: Option<Packing>,
     threads: usize,
     ledger: Arc<MemoryLedger>,
     forms: Mutex<WeightForms>,
@@ -34,7 +28,7 @@ struct WeightForms {
     rows: Option<Arc<AlignedMemory>>,
     /// The like, if somebody uses it.
     used_rows: Weak<AlignedMemory>,
-    /// For matrix tiles, with the elements of a row.
+    /// Packed, with the elements of a row.
     panels: Option<(Arc<AlignedMemory>, usize)>,
 }
 
@@ -42,7 +36,6 @@ struct WeightForms {
 pub(crate) enum BoundWeight {
     Given(WeightData),
     Rows(Arc<AlignedMemory>),
-    #[cfg(target_arch = "x86_64")]
     Panels(Arc<AlignedMemory>),
 }
 
@@ -50,7 +43,6 @@ impl BoundWeight {
     pub(crate) fn block(&self) -> MemoryBlock {
         match self {
             Self::Rows(memory) => memory.block(),
-            #[cfg(target_arch = "x86_64")]
             Self::Panels(memory) => memory.block(),
             Self::Given(data) => {
                 let bytes = data.bytes();
@@ -62,7 +54,6 @@ impl BoundWeight {
     /// The bytes of panels, if it is those: more than the weight has.
     pub(crate) fn bytes_of_panels(&self) -> Option<usize> {
         match self {
-            #[cfg(target_arch = "x86_64")]
             Self::Panels(memory) => Some(memory.block().bytes),
             Self::Rows(_) | Self::Given(_) => None,
         }
@@ -74,19 +65,18 @@ impl StoredWeight {
     ///
     /// # Errors
     /// When memory runs out.
-    pub(crate) fn new(data: WeightData, threads: usize, ledger: &Arc<MemoryLedger>) -> Result<Self> {
+    pub(crate) fn new(
+        data: WeightData,
+        packing: Option<Packing>,
+        threads: usize,
+        ledger: &Arc<MemoryLedger>,
+    ) -> Result<Self> {
         let bytes = data.bytes().len();
         let stays = bytes > SMALL && matches!(data, WeightData::Shared(..));
         let rows = if stays { None } else { Some(copied(data.bytes(), threads, ledger)?) };
         let forms =
             Mutex::new(WeightForms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
-        Ok(Self {
-            #[cfg(target_arch = "x86_64")]
-            bytes,
-            threads,
-            ledger: Arc::clone(ledger),
-            forms,
-        })
+        Ok(Self { bytes, packing, threads, ledger: Arc::clone(ledger), forms })
     }
 
     /// Row-major: where it lies if that begins on a cache line, as vectors want it.
@@ -109,32 +99,38 @@ impl StoredWeight {
         }
         let rows = match (&forms.given, &forms.panels) {
             (Some(data), _) => copied(data.bytes(), self.threads, &self.ledger)?,
-            #[cfg(target_arch = "x86_64")]
             (None, Some((panels, inner))) => {
                 let rows = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, self.bytes)?;
                 // SAFETY: the rows were just allocated, and panels are not written once they are made.
                 let (panels, to) = unsafe { (panels.bytes(), rows.bytes_mut()) };
-                let panels: &[u32] = view(panels);
-                panels::unpack(panels.as_chunks().0, *inner, cast(to));
+                if let Some(packing) = self.packing {
+                    packing.unpack(panels, *inner, to);
+                }
                 Arc::new(rows)
             }
-            _ => unreachable!("a weight has a form"),
+            (None, None) => unreachable!("a weight has a form"),
         };
         forms.used_rows = Arc::downgrade(&rows);
         Ok(rows)
     }
 
-    /// Is it in panels of rows of `inner` elements?
+    /// Is it packed, with rows of `inner` elements?
     pub(crate) fn is_in_panels(&self, inner: usize) -> bool {
         self.forms.lock().unwrap_or_else(PoisonError::into_inner).panels.as_ref().is_some_and(|p| p.1 == inner)
     }
 
-    /// Of bf16 in panels, its rows `inner` elements long. Rows in memory of its own are given up for them.
+    /// The name of the layout that it may be packed in.
+    pub(crate) fn layout(&self) -> Option<&'static str> {
+        self.packing.map(Packing::layout)
+    }
+
+    /// Packed, its rows `inner` elements long; in rows where it has no packing. Rows in memory of its own are given up for
+    /// panels.
     ///
     /// # Errors
     /// When memory runs out.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) fn panels(&self, inner: usize) -> Result<BoundWeight> {
+        let Some(packing) = self.packing else { return self.rows() };
         let forms = &mut *self.forms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((panels, _)) = forms.panels.as_ref().filter(|p| p.1 == inner) {
             return Ok(BoundWeight::Panels(Arc::clone(panels)));
@@ -150,25 +146,23 @@ impl StoredWeight {
                 unsafe { own.bytes() }
             }
         };
-        let rows: &[half::bf16] = view(rows);
-        let bytes = panels::bytes([rows.len() / inner, inner]);
-        let made = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, bytes)?;
+        let [pieces, piece] = packing.pieces(rows.len(), inner);
+        let made = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, pieces * piece)?;
         // SAFETY: just allocated.
-        let to: &mut [u32] = cast(unsafe { made.bytes_mut() });
-        let (to, tiles) = (to.as_chunks_mut().0, panels::panel_tiles(inner));
-        let share = (to.len() / tiles).div_ceil(self.threads).max(LEAST.div_ceil(tiles * 1024));
+        let to = unsafe { made.bytes_mut() };
+        let share = pieces.div_ceil(self.threads).max(LEAST.div_ceil(piece.max(1))).max(1);
         std::thread::scope(|scope| {
-            let mut shares = to.chunks_mut(share * tiles).enumerate();
+            let mut shares = to.chunks_mut((share * piece).max(1)).enumerate();
             let first = shares.next();
             for (nth, to) in shares {
-                scope.spawn(move || panels::pack(rows, inner, nth * share, to));
+                scope.spawn(move || packing.pack(rows, inner, nth * share, to));
             }
             if let Some((_, to)) = first {
-                panels::pack(rows, inner, 0, to);
+                packing.pack(rows, inner, 0, to);
             }
         });
         // Panels hold whole rows: elements behind the last are nowhere else.
-        let whole = forms.given.is_some() || rows.len().is_multiple_of(inner);
+        let whole = forms.given.is_some() || rows.len().is_multiple_of(packing.row_bytes(inner).max(1));
         let made = Arc::new(made);
         forms.panels = Some((Arc::clone(&made), inner));
         if let Some(own) = own {
@@ -227,7 +221,7 @@ mod tests {
             let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new([&[0; 3], &bytes[..]].concat());
             let shared = WeightData::Shared(file, 3..3 + bytes.len());
             for data in [WeightData::Owned(bytes.clone()), shared] {
-                let weight = StoredWeight::new(data, 3, &Arc::default()).unwrap();
+                let weight = StoredWeight::new(data, Some(Packing::Tiles), 3, &Arc::default()).unwrap();
                 for inner in [inner, other, inner] {
                     let panels = weight.panels(inner).unwrap();
                     assert!(panels.bytes_of_panels() >= Some(bytes.len() / (2 * inner) * 2 * inner));
@@ -242,7 +236,8 @@ mod tests {
         if crate::simd::isa() != crate::simd::Isa::Amx {
             ridge_testing::skip!("this machine has no AMX");
         }
-        let weight = StoredWeight::new(WeightData::Owned(vec![7; 2 * 40 * 64]), 1, &Arc::default()).unwrap();
+        let data = WeightData::Owned(vec![7; 2 * 40 * 64]);
+        let weight = StoredWeight::new(data, Some(Packing::Tiles), 1, &Arc::default()).unwrap();
         let before = weight.rows().unwrap();
         weight.panels(64).unwrap();
         let after = weight.rows().unwrap();

@@ -1,7 +1,7 @@
 //! One layout for each parameter, fixed over all programs that use it.
 //!
-//! Kernels' offers name the layouts that they request. A parameter gets a layout if all its readers request it; an embedding that is
-//! looked up by row, a view, or a program that updates the parameter require row-major storage. A kernel gets all requested operands
+//! Kernels' offers name the layouts that they request. A parameter gets a layout if all its readers request or accept it and one
+//! requests it; a view, or a program that updates the parameter, requires row-major storage. A kernel gets all requested operands
 //! or none, so an operand that stays row-major keeps the kernel's other operands row-major too.
 
 use std::collections::{HashMap, HashSet};
@@ -21,9 +21,17 @@ pub(crate) fn settle(programs: &[&Graph], kernels: &[Kernel], settled: &Layouts)
         return Layouts::new();
     }
     let mut readers = Vec::new();
+    let mut accepted: Vec<(Arc<str>, Layout)> = Vec::new();
     let mut in_rows = HashSet::new();
     for graph in programs {
-        let mut reads = Reads { graph, kernels, offered: HashMap::new(), wants: HashMap::new(), in_rows: &mut in_rows };
+        let mut reads = Reads {
+            graph,
+            kernels,
+            offered: HashMap::new(),
+            wants: HashMap::new(),
+            accepted: &mut accepted,
+            in_rows: &mut in_rows,
+        };
         let main = graph.main();
         let weight = |arg: &ridge_graph::Arg| (arg.role == Role::Weight).then(|| Arc::clone(&arg.name));
         reads.collect(graph.main, &main.args.iter().map(weight).collect::<Vec<_>>());
@@ -34,6 +42,11 @@ pub(crate) fn settle(programs: &[&Graph], kernels: &[Kernel], settled: &Layouts)
     for (name, layout) in readers.iter().flatten() {
         let Some(name) = name.as_ref().filter(|name| is_open(name)) else { continue };
         layouts.entry(Arc::clone(name)).or_insert_with(|| layout.clone());
+    }
+    for (name, layout) in &accepted {
+        if let Some(settled) = layouts.get_mut(name).filter(|settled| *settled != layout) {
+            *settled = Layout::Rows;
+        }
     }
     loop {
         let fits = |(name, layout): &Want| {
@@ -61,10 +74,12 @@ type Want = (Option<Arc<str>>, Layout);
 struct Reads<'a> {
     graph: &'a Graph,
     kernels: &'a [Kernel],
-    /// The layouts that the kernel of a node wants.
-    offered: HashMap<(FuncId, usize), Vec<(usize, Layout)>>,
+    /// The layouts that the kernel of a node wants, and those that it accepts.
+    offered: HashMap<(FuncId, usize), [Vec<(usize, Layout)>; 2]>,
     /// Of each node that wants layouts, over all calls of its function.
     wants: HashMap<(FuncId, usize), Vec<Want>>,
+    /// Parameters that something reads in this layout or in rows.
+    accepted: &'a mut Vec<(Arc<str>, Layout)>,
     /// Parameters that something reads in rows.
     in_rows: &'a mut HashSet<Arc<str>>,
 }
@@ -87,12 +102,14 @@ impl Reads<'_> {
     }
 
     fn add(&mut self, function: &Function, args: &[Option<Arc<str>>], node: &Node, key: (FuncId, usize)) {
-        let offered = self.offered.entry(key).or_insert_with(|| offered(node, self.kernels));
+        let [wanted, accepted] = self.offered.entry(key).or_insert_with(|| offered(node, self.kernels));
         for (index, var) in node.inputs.iter().enumerate() {
             let operand = param(function, args, *var);
-            match offered.iter().find(|(of, _)| *of == index) {
-                Some((_, layout)) => self.wants.entry(key).or_default().push((operand, layout.clone())),
-                None => self.in_rows.extend(operand),
+            let of = |layouts: &[(usize, Layout)]| layouts.iter().find(|(of, _)| *of == index).map(|of| of.1.clone());
+            match (of(wanted), of(accepted)) {
+                (Some(layout), _) => self.wants.entry(key).or_default().push((operand, layout)),
+                (None, Some(layout)) => self.accepted.extend(operand.map(|name| (name, layout))),
+                (None, None) => self.in_rows.extend(operand),
             }
         }
     }
@@ -106,13 +123,13 @@ fn param(function: &Function, args: &[Option<Arc<str>>], var: Var) -> Option<Arc
     }
 }
 
-/// The layouts that the kernel of a node wants its inputs in.
-fn offered(node: &Node, kernels: &[Kernel]) -> Vec<(usize, Layout)> {
-    let Op::Group(group) = &node.op else { return Vec::new() };
-    let Group { kind: GroupKind::Kernel(name), body } = &**group else { return Vec::new() };
-    let Some(kernel) = kernels.iter().find(|kernel| kernel.name == *name) else { return Vec::new() };
+/// The layouts that the kernel of a node wants its inputs in, and those that it accepts.
+fn offered(node: &Node, kernels: &[Kernel]) -> [Vec<(usize, Layout)>; 2] {
+    let Op::Group(group) = &node.op else { return Default::default() };
+    let Group { kind: GroupKind::Kernel(name), body } = &**group else { return Default::default() };
+    let Some(kernel) = kernels.iter().find(|kernel| kernel.name == *name) else { return Default::default() };
     let request = OfferRequest { body, target: &kernel.target, extents: Extents::Any };
-    (kernel.offer)(&request).map_or_else(Vec::new, |offer| offer.layouts)
+    (kernel.offer)(&request).map_or_else(Default::default, |offer| [offer.layouts, offer.accepts])
 }
 
 #[cfg(test)]

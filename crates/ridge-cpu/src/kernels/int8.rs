@@ -13,6 +13,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod rows;
 mod scale;
 #[cfg(target_arch = "x86_64")]
 mod stream;

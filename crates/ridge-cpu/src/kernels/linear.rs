@@ -30,22 +30,18 @@ use std::ops::Range;
 
 use ridge_graph::format::ScaledFormat;
 use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
-#[cfg(target_arch = "x86_64")]
 use ridge_graph::passes::{Layout, OfferRequest};
-#[cfg(target_arch = "x86_64")]
-use ridge_graph::{DType, Dim};
-use ridge_graph::{FormatRef, Function, Op, Type};
+use ridge_graph::{DType, Dim, FormatRef, Function, Op, Type};
 
 use super::{int8, quant};
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType, Preparation};
+use crate::packing::Packing;
 use crate::scratch::Scratch;
 #[cfg(target_arch = "x86_64")]
 use crate::simd;
-#[cfg(target_arch = "x86_64")]
-use crate::weight::PANELS;
 use kernel::{After, LinearKernel, LinearWeight};
 
 pub(super) fn entries() -> [KernelEntry; 6] {
@@ -59,26 +55,32 @@ pub(super) fn entries() -> [KernelEntry; 6] {
             make(s, After::Swiglu)
         }),
     ];
-    #[cfg(target_arch = "x86_64")]
-    let entries = entries.map(|entry| entry.wanting(layouts));
-    entries
+    entries.map(|entry| entry.wanting(layouts))
 }
 
-/// Plain weights of bf16 are wanted in panels where there are matrix tiles: those that the kernel, once it is made, takes
-/// in panels ([`CpuKernel::takes_panels`]).
-#[cfg(target_arch = "x86_64")]
+/// Weights are wanted packed that the kernel, once it is made, takes so ([`CpuKernel::takes_panels`]): plain ones of bf16 where
+/// there are matrix tiles or products of pairs, those in blocks where products of bytes are those of x's codes.
 fn layouts(request: &OfferRequest<'_>) -> Vec<(usize, Layout)> {
     let Some((x, weights)) = operands(request.body) else { return Vec::new() };
-    let has_tiles = *request.target.architecture == *simd::Isa::Amx.name();
-    let is_plain = |w: &Type| w.format.is_none() && w.dtype == DType::BF16;
     let inner = x.shape.0.last().and_then(Dim::as_const).unwrap_or(0);
-    if !has_tiles || x.format.is_some() || !weights.iter().all(is_plain) || !amx::takes(x.dtype, inner) {
-        return Vec::new();
-    }
+    let packed = |w: &Type| {
+        let packing = Packing::on_named(&request.target.architecture, w)?;
+        takes(packing, x.dtype, x.format.is_some(), inner, w.format.is_some()).then(|| packing.layout().into())
+    };
+    let Some(names) = weights.iter().map(packed).collect::<Option<Vec<_>>>() else { return Vec::new() };
     // Arguments are in the order of the pattern's text: a residual if one is added, x, weights, biases.
     let adds = request.body.nodes.last().is_some_and(|root| matches!(root.op, Op::Prim(_)));
     let first = 1 + usize::from(adds);
-    (first..first + weights.len()).map(|at| (at, Layout::Named(PANELS.into()))).collect()
+    (first..).zip(names).map(|(at, name)| (at, Layout::Named(name))).collect()
+}
+
+/// Are weights packed so multiplied by x of `inner` elements, which may be codes?
+fn takes(packing: Packing, x: DType, is_codes: bool, inner: usize, in_blocks: bool) -> bool {
+    match packing {
+        #[cfg(target_arch = "x86_64")]
+        Packing::Tiles => !is_codes && amx::takes(x, inner),
+        Packing::Words(_) => inner > 0 && is_codes == in_blocks && (is_codes || x == DType::BF16),
+    }
 }
 
 /// Plain weights, or such in blocks; codes of x, 256 to a scale, are multiplied by codes of all weights.
@@ -137,7 +139,7 @@ fn on_tiles(x: &OperandType, weights: &[OperandType]) -> bool {
     weights.iter().all(fits) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
 }
 
-/// Rows of x that a packed block of pairs is used for, at most.
+/// Rows of x that weights in first-level cache are multiplied by, at most: their codes stay in second-level cache.
 #[cfg(target_arch = "x86_64")]
 const PAIRED_ROWS: usize = 128;
 
@@ -171,12 +173,11 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let scales_of_x = if x.format.is_some() { x.component_offsets()?.get(1).copied() } else { None };
     #[cfg(target_arch = "x86_64")]
     let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
-    #[cfg(target_arch = "x86_64")]
-    let takes_panels = on_tiles && spec.inputs[first + 1..][..count].iter().all(|w| w.format.is_none());
-    #[cfg(not(target_arch = "x86_64"))]
-    let takes_panels = false;
-    #[cfg(target_arch = "x86_64")]
-    let on_panels = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
+    let takes_panels = spec.inputs[first + 1..][..count].iter().all(|w| {
+        let packing = Packing::of_operand(w);
+        packing.is_some_and(|packing| takes(packing, x.dtype, x.format.is_some(), x.last(), w.format.is_some()))
+    });
+    let packed = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
     let plain = |w: &OperandType| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
@@ -190,7 +191,7 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     #[cfg(target_arch = "x86_64")]
     let in_pairs = by_codes.is_none() && in_pairs(x, &spec.inputs[first + 1..][..count]);
     #[cfg(target_arch = "x86_64")]
-    let row_block = if in_pairs { PAIRED_ROWS } else { row_block };
+    let (tile, row_block) = if in_pairs { (pairs::COLUMNS, PAIRED_ROWS) } else { (tile, row_block) };
     let (tile, row_block) =
         if by_codes.is_some() { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
     let mut tiles = 0;
@@ -244,8 +245,7 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
         nanos_per_piece: nanos / tiles.max(1) as f64,
         #[cfg(target_arch = "x86_64")]
         on_tiles,
-        #[cfg(target_arch = "x86_64")]
-        on_panels,
+        packed,
         takes_panels,
         by_codes,
         scales_of_x,
@@ -275,7 +275,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return if self.on_panels { self.preparation_on_panels() } else { self.preparation_on_tiles() };
+            return if self.packed { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
         #[cfg(target_arch = "x86_64")]
         if self.in_pairs {
@@ -290,7 +290,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return if self.on_panels { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
+            return if self.packed { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
         }
         self.prepare_in_lanes(io, pieces);
     }
@@ -301,7 +301,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            if self.on_panels {
+            if self.packed {
                 return self.run_on_panels(io, pieces, scratch);
             }
             return self.run_on_tiles(io, pieces, scratch);
@@ -352,12 +352,13 @@ mod tests {
         let kernel = kernels.iter().find(|kernel| *kernel.name == *group.name()).unwrap();
         let request = OfferRequest { body: &group.body, target: &target, extents: Extents::Any };
         let layouts = (kernel.offer)(&request).unwrap().layouts;
-        assert!(layouts.iter().all(|(_, layout)| *layout == Layout::Named(PANELS.into())));
+        let name = if architecture == "amx" { "panels" } else { "interleaved" };
+        assert!(layouts.iter().all(|(_, layout)| *layout == Layout::Named(name.into())));
         layouts.into_iter().map(|(at, _)| at).collect()
     }
 
     #[test]
-    fn plain_weights_of_bf16_are_wanted_in_panels_where_there_are_tiles() {
+    fn plain_weights_of_bf16_are_wanted_packed_where_there_are_tiles_or_products_of_pairs() {
         use DType::{BF16, F32};
         for x in [BF16, F32] {
             assert_eq!(wanted("amx", x, BF16, None, false), [1]);
@@ -365,6 +366,10 @@ mod tests {
             assert!(wanted("amx", x, F32, None, false).is_empty());
             assert!(wanted("avx512_vnni", x, BF16, None, true).is_empty());
         }
+        assert_eq!(wanted("avx512_bf16", BF16, BF16, None, true), [2]);
+        assert!(wanted("avx512_bf16", F32, BF16, None, true).is_empty());
+        // Weights in blocks are multiplied as codes by codes of x alone.
+        assert!(wanted("avx512_vnni", BF16, BF16, Some(FormatRef::new(format::Q8_0)), false).is_empty());
         assert!(wanted("amx", BF16, BF16, Some(FormatRef::new(format::Q8_0)), false).is_empty());
     }
 }

@@ -58,6 +58,11 @@ impl Isa {
         Self::Amx,
     ];
 
+    /// The one of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|isa| isa.name() == name)
+    }
+
     /// Its name, as `RIDGE_CPU_ISA` takes it.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -102,7 +102,13 @@ impl OfferRequest<'_> {
     /// Transfers and arithmetic are not taken to overlap, so that fusion saves the traffic that it removes even of a
     /// group that arithmetic bounds.
     pub fn at_efficiency(&self, memory: f64, compute: f64, numerics: Numerics) -> Offer {
-        Offer { seconds: self.seconds(memory, compute), workspace_bytes: 0, numerics, layouts: Vec::new() }
+        Offer {
+            seconds: self.seconds(memory, compute),
+            workspace_bytes: 0,
+            numerics,
+            layouts: Vec::new(),
+            accepts: Vec::new(),
+        }
     }
 
     /// The seconds of the ops at the full bandwidth and the full peak, which are not taken to overlap.
@@ -140,6 +146,9 @@ pub struct Offer {
     /// Layouts that it wants arguments of the body in, by their index: all of these or none. It must also take all
     /// arguments in rows, which are what the others are always in.
     pub layouts: Vec<(usize, Layout)>,
+    /// Layouts that it takes arguments in as well as in rows, without asking for them: a table that is looked up by row
+    /// may so be laid out for the product that shares it.
+    pub accepts: Vec<(usize, Layout)>,
 }
 
 /// How the bytes of a parameter lie in memory.

@@ -17,6 +17,7 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use super::rows::{BlockPointers, EIGHT, EightRows};
 use super::scale::{COLUMNS, GROUP, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, FEW};
@@ -26,7 +27,7 @@ use crate::simd;
 mod unpack;
 
 use unpack::InterleavedCodes;
-pub(super) use unpack::{BlockPointers, EIGHT, Interleaved, InterleavedPlace};
+pub(super) use unpack::{Interleaved, InterleavedPlace};
 
 /// Rows of x that share a load of the weight's codes.
 const ABREAST: usize = 4;
@@ -85,7 +86,7 @@ unsafe fn multiply_by<B: Interleaved, M: Multiply>(
     out: &mut [f32],
 ) {
     let room = &mut cast::<Avx2Room>(room)[0];
-    assert!(rows.end * weight.stride() <= weight.data.len());
+    assert!(weight.interleaved.is_none() && rows.end * weight.stride() <= weight.data.len());
     assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
     let width = rows.len();

@@ -19,9 +19,10 @@ use std::ops::Range;
 mod one_row;
 
 pub(super) use one_row::OneRow;
-use one_row::{ARRANGED, RowOfX, SixteenRows};
+use one_row::{ARRANGED, RowOfX};
 
-use super::avx2::{BlockPointers, EIGHT, Interleaved, InterleavedPlace};
+use super::avx2::{Interleaved, InterleavedPlace};
+use super::rows::{BlockPointers, EIGHT, EightRows, InterleavedRows, SixteenRows, StridedRows};
 use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, CodeLayout, FEW};
@@ -96,7 +97,11 @@ pub(super) fn multiply<B: OneRow>(
 ) {
     let (room, of_one_row) = room.split_at_mut(size_of::<Avx512Room>());
     let room = &mut cast::<Avx512Room>(room)[0];
-    assert!(simd::isa() >= simd::Isa::Avx512Vnni && rows.end * weight.stride() <= weight.data.len());
+    assert!(
+        simd::isa() >= simd::Isa::Avx512Vnni
+            && (weight.interleaved.is_some() || rows.end * weight.stride() <= weight.data.len())
+    );
+    assert!(weight.interleaved.is_none() || rows.start.is_multiple_of(SIDE));
     assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
     let width = rows.len();
@@ -150,31 +155,54 @@ unsafe fn one_row<B: OneRow>(
     for first in rows.clone().step_by(SIDE) {
         let these = first..(first + SIDE).min(rows.end);
         let to = &mut out[first - rows.start..][..these.len()];
-        if these.len() < SIDE {
-            // SAFETY: by the caller's promise.
-            unsafe { columns::<B, 1>(weight, &these, x, 0, room, to, rows.len()) };
-            continue;
-        }
-        let all = SixteenRows::new(&weight.data[first * stride..these.end * stride], stride);
-        let end = weight.data.as_ptr().wrapping_add(these.end * stride);
-        let share = (these.len() * stride).div_ceil(groups.max(1));
-        let mut total = _mm512_setzero_ps();
-        for (group, of_x) in of_x[..groups].iter().enumerate() {
-            // A share of the next rows, which lie behind these.
-            simd::fetch_far(end.wrapping_add(group * share), share);
-            let of_group = all.after(weight.codes.bytes(group * GROUP));
-            let of_row = RowOfX { codes: &of_x.codes, sums: &of_x.sums, begin: &of_x.begin };
-            // SAFETY: by the caller's promise; the group is whole.
-            let sum = unsafe { B::sum(&of_group, &of_row) };
-            total = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.scales(0)[group]), total);
-        }
-        // SAFETY: 16 floats.
-        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), total) };
+        let of_x = &of_x[..groups];
+        // SAFETY: by the caller's promise; groups are whole.
+        let total = unsafe {
+            if let Some((lines, unit)) = weight.lines(first) {
+                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| InterleavedRows::new(&lines[group * unit..], 0))
+            } else if these.len() == SIDE {
+                let data = &weight.data[first * stride..these.end * stride];
+                let end = weight.data.as_ptr().wrapping_add(these.end * stride);
+                let share = (these.len() * stride).div_ceil(groups.max(1));
+                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| {
+                    // A share of the next rows, which lie behind these.
+                    simd::fetch_far(end.wrapping_add(group * share), share);
+                    StridedRows::new(data, stride, weight.codes.bytes(group * GROUP))
+                })
+            } else {
+                columns::<B, 1>(weight, &these, x, 0, room, to, rows.len());
+                continue;
+            }
+        };
+        // SAFETY: as many floats as there are rows.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), (u32::MAX >> (32 - to.len())) as u16, total) };
         if groups < x.layout.groups() {
             // SAFETY: by the caller's promise.
             unsafe { columns::<B, 1>(weight, &these, x, groups, room, to, rows.len()) };
         }
     }
+}
+
+/// The products of 16 rows of the weight with whole groups of the one row of x, whose scales are `scales`; `of_group` are
+/// the rows from a group on.
+///
+/// # Safety
+/// There is AVX-512 VNNI, and rows have as many groups as there are of x.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn one_row_of_sixteen<B: OneRow, R: SixteenRows>(
+    of_x: &[GroupOfX],
+    scales: &[f32],
+    of_group: impl Fn(usize) -> R,
+) -> __m512 {
+    let mut total = _mm512_setzero_ps();
+    for (group, of_x) in of_x.iter().enumerate() {
+        let of_row = RowOfX { codes: &of_x.codes, sums: &of_x.sums, begin: &of_x.begin };
+        // SAFETY: by the caller's promise.
+        let sum = unsafe { B::sum(of_group(group), &of_row) };
+        total = _mm512_fmadd_ps(sum, _mm512_set1_ps(scales[group]), total);
+    }
+    total
 }
 
 /// Adds the products of at most `16 C` rows of the weight, from group `begin` of K on, to `out`, of which every
@@ -200,21 +228,19 @@ unsafe fn columns<B: Interleaved, const C: usize>(
         // A share of the next rows, which lie behind these.
         simd::fetch_far(end.wrapping_add(group * share), share);
         let elements = weight.elements(group);
-        let from = weight.codes.bytes(elements.start);
         for (nth, first) in rows.clone().step_by(EIGHT).enumerate() {
-            let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
             let to = &mut room.unpacked[nth / 2];
             let lane = nth % 2 * EIGHT;
-            for block in 0..elements.len() / B::ELEMENTS {
-                let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
-                let to = InterleavedPlace::<SIDE> {
-                    codes: to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
-                    scales: to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-                    minima: to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-                };
-                // SAFETY: blocks are inside of their rows, which are inside of the weight, and `to` has room for eight
-                // lanes of a block.
-                unsafe { B::unpack(of_rows.after(block * B::BYTES), to) };
+            // SAFETY: blocks are inside of their rows, which are inside of the weight.
+            unsafe {
+                if let Some((lines, unit)) = weight.lines(first) {
+                    let lines = &lines[group * unit..];
+                    unpack::<B>(InterleavedRows::new(lines, lane), elements.len(), to, lane);
+                } else {
+                    let from = weight.codes.bytes(elements.start);
+                    let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
+                    unpack::<B>(of_rows, elements.len(), to, lane);
+                }
             }
         }
         let mut row = 0;
@@ -229,6 +255,25 @@ unsafe fn columns<B: Interleaved, const C: usize>(
                 }
             };
         }
+    }
+}
+
+/// Takes apart `elements` elements of eight rows, into the lanes from `lane` on.
+///
+/// # Safety
+/// There is AVX2, and the rows have so many elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn unpack<B: Interleaved>(rows: impl EightRows, elements: usize, to: &mut WideCodes, lane: usize) {
+    for block in 0..elements / B::ELEMENTS {
+        let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
+        let to = InterleavedPlace::<SIDE> {
+            codes: to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
+            scales: to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
+            minima: to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
+        };
+        // SAFETY: by the caller's promise, and `to` has room for eight lanes of a block.
+        unsafe { B::unpack(rows.after(block * B::BYTES), to) };
     }
 }
 

@@ -4,9 +4,15 @@ use std::ops::Range;
 
 use super::scale::GROUP;
 #[cfg(target_arch = "x86_64")]
+use super::scale::SIDE;
+#[cfg(target_arch = "x86_64")]
 use super::unpack::Unpack;
 #[cfg(target_arch = "x86_64")]
 use super::x::ActivationCodes;
+#[cfg(target_arch = "x86_64")]
+use crate::bytes::view;
+#[cfg(target_arch = "x86_64")]
+use crate::interleave::{Interleaving, Line};
 
 /// Takes whole blocks apart: codes, and a scale and a minimum for each group.
 pub(crate) type Read = fn(&[u8], &mut [i8], &mut [f32], &mut [f32]);
@@ -39,18 +45,30 @@ impl WeightCodes {
     }
 }
 
-/// A weight `[N, K]`, row-major.
+/// A weight `[N, K]`.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeWeight<'a> {
     pub(crate) data: &'a [u8],
     pub(crate) codes: WeightCodes,
     pub(crate) inner: usize,
+    /// How its rows are interleaved, if they are not one after another.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) interleaved: Option<Interleaving>,
 }
 
-impl CodeWeight<'_> {
+impl<'a> CodeWeight<'a> {
     /// Bytes of a row.
     pub(crate) fn stride(&self) -> usize {
         self.codes.bytes(self.inner)
+    }
+
+    /// If its rows are interleaved, the lines of the 16 rows that row `row` is among, and how many of them a group of K has.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn lines(&self, row: usize) -> Option<(&'a [Line], usize)> {
+        self.interleaved.map(|interleaving| {
+            let lines = interleaving.group_lines();
+            (&view::<u32>(self.data).as_chunks().0[row / SIDE * lines..][..lines], interleaving.unit_lines())
+        })
     }
 
     /// Elements of group `group` of K.

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use super::kernel::{After, LinearKernel};
 use crate::bytes::cast;
+#[cfg(target_arch = "x86_64")]
+use crate::interleave::Interleaving;
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
 use crate::kernels::int8;
@@ -83,7 +85,13 @@ impl LinearKernel {
             let (which, columns) = self.place(tile);
             let mut multiply = |which: usize, out: &mut [f32]| {
                 let data = io.input(self.x + 1 + which);
-                let weight = int8::CodeWeight { data, codes: of_weights[which], inner: self.inner };
+                let weight = int8::CodeWeight {
+                    data,
+                    codes: of_weights[which],
+                    inner: self.inner,
+                    #[cfg(target_arch = "x86_64")]
+                    interleaved: self.packed.then(|| Interleaving::new(self.inner, of_weights[which].block)),
+                };
                 int8::multiply(&weight, columns.clone(), &x, room, out);
                 if weight.codes.unit != 1.0 {
                     simd::scale(&mut out[..rows.len() * columns.len()], weight.codes.unit);

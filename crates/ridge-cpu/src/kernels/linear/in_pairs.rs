@@ -1,4 +1,4 @@
-//! Products of x of bf16 by plain weights of bf16, in pairs: both are read as they lie.
+//! Products of x of bf16 by plain weights of bf16, in pairs: x is read as it lies.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use half::bf16;
 use super::kernel::{After, LinearKernel};
 use super::pairs;
 use super::tile::Tile;
+use crate::bytes::cast;
+use crate::interleave::Line;
 use crate::io::KernelIo;
 use crate::scratch::Scratch;
-use crate::simd::LANES;
 
 impl LinearKernel {
     pub(super) fn run_in_pairs(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let block = self.row_block.min(self.rows);
-        let quad = size_of::<pairs::Quad>() / size_of::<f32>();
-        let [sums, packed, products, gated, line] = scratch.slices::<f32, 5>([
-            block * self.tile * LANES,
-            pairs::packed_room(block, self.inner) * quad,
-            block * self.tile,
-            if self.after == After::Swiglu { block * self.tile } else { 0 },
-            self.tile,
+        let floats = |n: usize| n * size_of::<f32>();
+        let [lines, products, gated, line] = scratch.slices::<u8, 4>([
+            if self.packed { 0 } else { pairs::ROOM * size_of::<Line>() },
+            floats(block * self.tile),
+            if self.after == After::Swiglu { floats(block * self.tile) } else { 0 },
+            floats(self.tile),
         ]);
-        let sums = sums.as_chunks_mut().0;
-        let packed = pairs::quads(packed);
+        let lines = cast::<u32>(lines).as_chunks_mut().0;
+        let [products, gated, line] = [products, gated, line].map(cast::<f32>);
         for piece in pieces {
             let (row_block, tile) = (piece / self.tiles, piece % self.tiles);
             let first = row_block * self.row_block;
@@ -32,8 +32,13 @@ impl LinearKernel {
             let (which, columns) = self.place(tile);
             let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut of = |which: usize, out: &mut [f32]| {
-                let weight = &io.input::<bf16>(self.x + 1 + which)[..self.weights[which].columns * self.inner];
-                pairs::run(&tile, weight, x, sums, packed, &mut out[..tile.rows * tile.stride]);
+                let input = self.x + 1 + which;
+                let weight = if self.packed {
+                    pairs::PairedWeight::Interleaved(io.input::<u32>(input).as_chunks().0)
+                } else {
+                    pairs::PairedWeight::Rows(&io.input::<bf16>(input)[..self.weights[which].columns * self.inner])
+                };
+                pairs::run(&tile, weight, x, lines, &mut out[..tile.rows * tile.stride]);
             };
             of(which, products);
             if self.after == After::Swiglu {

@@ -57,10 +57,9 @@ pub(super) struct LinearKernel {
     /// Are the products those of matrix tiles?
     #[cfg(target_arch = "x86_64")]
     pub(super) on_tiles: bool,
-    /// Are they so with weights in panels?
-    #[cfg(target_arch = "x86_64")]
-    pub(super) on_panels: bool,
-    /// Would its weights be taken in panels?
+    /// Are its weights packed?
+    pub(super) packed: bool,
+    /// Would its weights be taken packed?
     pub(super) takes_panels: bool,
     /// Are the products those of pairs of bf16?
     #[cfg(target_arch = "x86_64")]

@@ -1,89 +1,147 @@
 //! Sums over K of products of bf16 by bf16, two to a lane (`vdpbf16ps` of AVX512_BF16), for a tile of rows of x and columns
-//! of the output. Element `k` goes to lane `k / 2 % LANES`, in the order of `k`, however many rows there are: many rows share
-//! weights that lie side by side in a packed block, and keep sums in memory between the blocks where few have them in registers all along. Where K ends
-//! within a vector, the rest of it is zeros.
+//! of the output: 16 rows of the weight are the lanes of a vector, so that no sum crosses them, and a pair of x goes to all.
 //!
-//! Floor: `M N K / 32` instructions, one a cycle on Zen 4, beside half as many loads; or every weight read once.
+//! Over 256 elements of K pairs are added up in turn in two sums, which are added together and then to the total, so a row
+//! has the same bits alone and among many. Weights are interleaved, or brought into that order a block at a time.
+//!
+//! Floor: `M N K / 32` instructions, one a cycle on Zen 4; or every weight read once.
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
-    _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512,
+    __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
 };
 use std::ops::Range;
 
 use half::bf16;
 
-use super::source::Lanes;
-use super::tile::{Tile, packs};
-use crate::simd::{self, LANES, sum_each};
+use super::tile::Tile;
+use crate::interleave::{self, AHEAD, Interleaving, Line};
+use crate::simd;
 
-/// Elements of a vector.
-const ELEMENTS: usize = 2 * LANES;
+/// Columns of a tile: two vectors of lanes.
+pub(super) const COLUMNS: usize = 2 * LANES;
 
-/// Columns whose vectors lie side by side in a packed block, and rows that share them.
-const GROUP: usize = 4;
+/// Columns that are the lanes of a vector.
+const LANES: usize = interleave::ROWS;
 
-/// Vectors of K that a packed block of a group covers: 16 KiB, which stay in L1 while the rows of x go by from L2.
-const DEPTH: usize = 64;
+/// Elements of K whose products are added up before they are added to the total: the weights of a tile are then 16 KiB.
+const DEPTH: usize = 256;
 
-/// Rows of x by a group of columns whose sums are in registers.
-const ROWS: usize = 4;
+/// Rows of x by two vectors of columns whose sums are in registers.
+const ROWS: usize = 6;
 
-/// Vectors of a group of columns at one place of K.
-pub(super) type Quad = [[u16; ELEMENTS]; GROUP];
-
-/// [`Quad`]s that a packed block takes for `rows` rows of x of `inner` elements.
-pub(super) fn packed_room(rows: usize, inner: usize) -> usize {
-    if packs(rows) { inner.div_ceil(ELEMENTS).min(DEPTH) } else { 0 }
+/// A weight `[N, K]`.
+#[derive(Clone, Copy)]
+pub(super) enum PairedWeight<'a> {
+    Rows(&'a [bf16]),
+    Interleaved(&'a [Line]),
 }
 
-/// Room as [`Quad`]s, as many as fill it.
-pub(super) fn quads(room: &mut [f32]) -> &mut [Quad] {
-    // SAFETY: any bits are words of 16 bits, which need no more alignment than those of 32.
-    let (_, words, _) = unsafe { room.align_to_mut::<u16>() };
-    words.as_chunks_mut::<ELEMENTS>().0.as_chunks_mut::<GROUP>().0
-}
+/// Lines of weights that [`run`] works in where rows are not interleaved.
+pub(super) const ROOM: usize = COLUMNS / LANES * DEPTH / 2;
 
 /// Can this process multiply so?
 pub(super) fn available() -> bool {
     simd::isa() == simd::Isa::Avx512Bf16
 }
 
-/// The products of a tile into `out`, `tile.stride` elements a row: `x` has rows of K elements, one after another, and so
-/// has `w`, whose rows are the columns of the output. `sums` has a vector for each row and each column of whole groups.
+/// The products of a tile, whose columns begin with a multiple of 16, into `out`, `tile.stride` elements a row: `x` has rows
+/// of K elements, one after another.
 ///
 /// # Panics
 /// Where the machine has no such instructions, or a slice is too short.
-pub(super) fn run(tile: &Tile, w: &[bf16], x: &[bf16], sums: &mut [Lanes], packed: &mut [Quad], out: &mut [f32]) {
+pub(super) fn run(tile: &Tile, w: PairedWeight<'_>, x: &[bf16], room: &mut [Line], out: &mut [f32]) {
     assert!(available(), "products in pairs need AVX512_BF16");
-    let width = tile.columns.len().next_multiple_of(GROUP);
-    let sums = &mut sums[..tile.rows * width];
-    // SAFETY: the instruction set has AVX-512 and AVX512_BF16 by the assertion above.
-    unsafe {
-        if packs(tile.rows) {
-            many_rows(tile, w, x, sums, packed, width);
-        } else {
-            few_rows(tile, w, x, sums, width);
-        }
+    assert!(tile.columns.start.is_multiple_of(LANES) && x.len() >= tile.rows * tile.inner);
+    for row in out.chunks_mut(tile.stride).take(tile.rows) {
+        row[..tile.columns.len()].fill(0.0);
     }
-    let columns = tile.columns.len();
-    for (sums, out) in sums.chunks_exact(width).zip(out.chunks_mut(tile.stride)) {
-        sum_each(&sums[..columns], &mut out[..columns]);
+    // A single row waits for memory, which is read in one stream.
+    let together = if tile.rows == 1 { LANES } else { COLUMNS };
+    for first in tile.columns.clone().step_by(together) {
+        let columns = first..(first + together).min(tile.columns.end);
+        // SAFETY: the instruction set has AVX-512 and AVX512_BF16 by the assertion above.
+        unsafe {
+            if columns.len() > LANES {
+                multiply::<2>(tile, &columns, w, x, room, out);
+            } else {
+                multiply::<1>(tile, &columns, w, x, room, out);
+            }
+        }
     }
 }
 
-/// Vector `at` of a row: zeros where the row has ended.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn vector(row: &[bf16], at: usize) -> __m512i {
-    let rest = &row[at * ELEMENTS..];
-    if rest.len() >= ELEMENTS {
-        // SAFETY: so many elements are there.
-        return unsafe { _mm512_loadu_si512(rest.as_ptr().cast()) };
+/// The products of at most `16 C` columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn multiply<const C: usize>(
+    tile: &Tile,
+    columns: &Range<usize>,
+    w: PairedWeight<'_>,
+    x: &[bf16],
+    room: &mut [Line],
+    out: &mut [f32],
+) {
+    let of_group = Interleaving::new(tile.inner, [1, 2]).group_lines();
+    for from in (0..tile.inner).step_by(DEPTH) {
+        let depth = from..(from + DEPTH).min(tile.inner);
+        let lines = depth.len().div_ceil(2);
+        let mut weights: [&[Line]; C] = [&[]; C];
+        match w {
+            PairedWeight::Interleaved(all) => {
+                for c in 0..C {
+                    let group = columns.start / LANES + c;
+                    weights[c] = &all[group * of_group + from / 2..][..lines];
+                    if tile.rows > 1 {
+                        let next = weights[c].as_ptr().wrapping_add(lines);
+                        simd::fetch_far(next.cast(), lines * size_of::<Line>());
+                    }
+                }
+            }
+            PairedWeight::Rows(all) => {
+                for (c, room) in room.chunks_exact_mut(DEPTH / 2).enumerate().take(C) {
+                    interleave_rows(all, tile.inner, columns.start + c * LANES..columns.end, &depth, room);
+                }
+                for c in 0..C {
+                    weights[c] = &room[c * (DEPTH / 2)..][..lines];
+                }
+            }
+        }
+        let mut row = 0;
+        while row < tile.rows {
+            let at = (columns.start - tile.columns.start, columns.len());
+            row += match tile.rows - row {
+                1 => block::<1, C>(tile, weights, x, row, &depth, at, out),
+                2 | 3 => block::<2, C>(tile, weights, x, row, &depth, at, out),
+                4 | 5 => block::<4, C>(tile, weights, x, row, &depth, at, out),
+                _ => block::<ROWS, C>(tile, weights, x, row, &depth, at, out),
+            };
+        }
     }
-    // SAFETY: only the elements that are there are read.
-    unsafe { _mm512_maskz_loadu_epi16((1 << rest.len()) - 1, rest.as_ptr().cast()) }
+}
+
+/// Elements `depth` of up to 16 rows of the weight as lines; rows that are not there are zeros.
+fn interleave_rows(w: &[bf16], inner: usize, rows: Range<usize>, depth: &Range<usize>, to: &mut [Line]) {
+    let to = &mut to[..depth.len().div_ceil(2)];
+    if rows.len() < LANES {
+        to.fill([0; LANES]);
+    }
+    for (lane, row) in rows.take(LANES).enumerate() {
+        let row = &w[row * inner..][depth.clone()];
+        let (pairs, rest) = row.as_chunks::<2>();
+        let mut to = to.iter_mut();
+        for ([first, second], line) in pairs.iter().zip(&mut to) {
+            line[lane] = pair(*first, *second);
+        }
+        if let (Some(last), Some(line)) = (rest.first(), to.next()) {
+            line[lane] = pair(*last, bf16::ZERO);
+        }
+    }
+}
+
+/// Two elements as a word, the first in its lower half.
+fn pair(first: bf16, second: bf16) -> u32 {
+    u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
 }
 
 /// `sum` and the products of the pairs of `x` and `w`.
@@ -95,144 +153,79 @@ fn add_pairs(sum: __m512, x: __m512i, w: __m512i) -> __m512 {
     _mm512_dpbf16_ps(sum, x, w)
 }
 
-/// Row `at` of a matrix, or its last one.
-fn row(matrix: &[bf16], at: usize, last: usize, inner: usize) -> &[bf16] {
-    &matrix[at.min(last) * inner..][..inner]
-}
-
-/// Weights from where they lie, for up to [`GROUP`] rows of x at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn few_rows(tile: &Tile, w: &[bf16], x: &[bf16], sums: &mut [Lanes], width: usize) {
-    for group in 0..width / GROUP {
-        let mut first = 0;
-        while first < tile.rows {
-            let columns = tile.columns.start + group * GROUP;
-            let weights: [&[bf16]; GROUP] =
-                std::array::from_fn(|c| row(w, columns + c, tile.columns.end - 1, tile.inner));
-            first += match tile.rows - first {
-                1 => few_block::<1>(tile, weights, x, sums, (first, group, width)),
-                2 | 3 => few_block::<2>(tile, weights, x, sums, (first, group, width)),
-                _ => few_block::<4>(tile, weights, x, sums, (first, group, width)),
-            };
-        }
-    }
-}
-
-/// `R` rows of x from the first on by a group of columns. Gives how many.
+/// Adds the products of elements `depth` of `R` rows of x from row `first` on, and of `width` columns from column `at` of the
+/// tile on, to the totals. Gives how many rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn few_block<const R: usize>(
+fn block<const R: usize, const C: usize>(
     tile: &Tile,
-    weights: [&[bf16]; GROUP],
+    weights: [&[Line]; C],
     x: &[bf16],
-    sums: &mut [Lanes],
-    (first, group, width): (usize, usize, usize),
-) -> usize {
-    let x: [&[bf16]; R] = std::array::from_fn(|r| row(x, first + r, tile.rows - 1, tile.inner));
-    let mut acc = [[_mm512_setzero_ps(); GROUP]; R];
-    let next = GROUP * tile.inner;
-    for at in 0..tile.inner.div_ceil(ELEMENTS) {
-        for c in 0..GROUP {
-            if first == 0 {
-                // The same vector of the next group: rows that fill pages are not fetched ahead by the machine itself.
-                simd::fetch_far(weights[c].as_ptr().wrapping_add(next + at * ELEMENTS).cast(), 1);
-            }
-            let weights = vector(weights[c], at);
-            for r in 0..R {
-                acc[r][c] = add_pairs(acc[r][c], vector(x[r], at), weights);
-            }
-        }
-    }
-    for r in 0..R {
-        for c in 0..GROUP {
-            let to: &mut Lanes = &mut sums[(first + r) * width + group * GROUP + c];
-            // SAFETY: it has as many elements.
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), acc[r][c]) };
-        }
-    }
-    R
-}
-
-/// A block of a group's weights is laid side by side once, then all rows of x multiply it.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn many_rows(tile: &Tile, w: &[bf16], x: &[bf16], sums: &mut [Lanes], packed: &mut [Quad], width: usize) {
-    let vectors = tile.inner.div_ceil(ELEMENTS);
-    for from in (0..vectors).step_by(DEPTH) {
-        let depth = from..(from + DEPTH).min(vectors);
-        let block = &mut packed[..depth.len()];
-        for group in 0..width / GROUP {
-            pack(tile, w, &depth, group, block);
-            let mut first = 0;
-            while first < tile.rows {
-                let place = (first, group, width);
-                first += match tile.rows - first {
-                    1 => many_block::<1>(tile, x, block, &depth, sums, place),
-                    2 | 3 => many_block::<2>(tile, x, block, &depth, sums, place),
-                    _ => many_block::<ROWS>(tile, x, block, &depth, sums, place),
-                };
-            }
-        }
-    }
-}
-
-/// The vectors `depth` of the columns of a group, side by side; columns that are missing from the last group are the last one
-/// again.
-#[target_feature(enable = "avx512f,avx512bw")]
-fn pack(tile: &Tile, w: &[bf16], depth: &Range<usize>, group: usize, block: &mut [Quad]) {
-    for c in 0..GROUP {
-        let from = row(w, tile.columns.start + group * GROUP + c, tile.columns.end - 1, tile.inner);
-        for (at, quad) in depth.clone().zip(block.iter_mut()) {
-            // SAFETY: it has as many elements.
-            unsafe { _mm512_storeu_si512(quad[c].as_mut_ptr().cast(), vector(from, at)) };
-        }
-    }
-}
-
-/// Adds to the sums of `R` rows of x from the first on and of a group of columns. Gives how many.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn many_block<const R: usize>(
-    tile: &Tile,
-    x: &[bf16],
-    block: &[Quad],
+    first: usize,
     depth: &Range<usize>,
-    sums: &mut [Lanes],
-    (first, group, width): (usize, usize, usize),
+    (at, width): (usize, usize),
+    out: &mut [f32],
 ) -> usize {
-    let x: [&[bf16]; R] =
-        std::array::from_fn(|r| &row(x, first + r, tile.rows - 1, tile.inner)[depth.start * ELEMENTS..]);
-    let place = |r: usize, c: usize| (first + r) * width + group * GROUP + c;
-    let mut acc = [[_mm512_setzero_ps(); GROUP]; R];
-    if depth.start > 0 {
-        for r in 0..R {
-            for c in 0..GROUP {
-                // SAFETY: it has as many elements.
-                acc[r][c] = unsafe { _mm512_loadu_ps(sums[place(r, c)].as_ptr()) };
-            }
-        }
+    let mut rows: [&[bf16]; R] = [&[]; R];
+    for r in 0..R {
+        rows[r] = &x[(first + r) * tile.inner..][depth.clone()];
     }
-    // All vectors but the last are whole, and that one where K ends with it.
-    let whole = if depth.end * ELEMENTS <= tile.inner { block.len() } else { block.len() - 1 };
-    let mut add = |quad: &Quad, x: [__m512i; R]| {
-        // SAFETY: each has as many elements.
-        let weights: [__m512i; GROUP] = std::array::from_fn(|c| unsafe { _mm512_loadu_si512(quad[c].as_ptr().cast()) });
-        for r in 0..R {
-            for c in 0..GROUP {
-                acc[r][c] = add_pairs(acc[r][c], x[r], weights[c]);
-            }
-        }
+    let pairs = depth.len() / 2;
+    let mut even = [[_mm512_setzero_ps(); C]; R];
+    let mut odd = even;
+    // SAFETY: there are so many lines, and so many pairs of each row.
+    let line = |c: usize, nth: usize| unsafe { _mm512_loadu_si512(weights[c].as_ptr().add(nth).cast()) };
+    let of_x = |r: usize, nth: usize| unsafe {
+        // SAFETY: as above.
+        _mm512_set1_epi32(rows[r].as_ptr().add(2 * nth).cast::<i32>().read_unaligned())
     };
-    for (at, quad) in block[..whole].iter().enumerate() {
-        // SAFETY: so many elements are there of each row.
-        add(quad, std::array::from_fn(|r| unsafe { _mm512_loadu_si512(x[r].as_ptr().add(at * ELEMENTS).cast()) }));
+    for nth in 0..pairs / 2 {
+        for (sums, nth) in [(&mut even, 2 * nth), (&mut odd, 2 * nth + 1)] {
+            if R == 1 {
+                simd::fetch_far(weights[0].as_ptr().wrapping_add(nth + AHEAD).cast(), 1);
+            }
+            let mut of_weights = [line(0, nth); C];
+            for c in 1..C {
+                of_weights[c] = line(c, nth);
+            }
+            for r in 0..R {
+                let of_x = of_x(r, nth);
+                for c in 0..C {
+                    sums[r][c] = add_pairs(sums[r][c], of_x, of_weights[c]);
+                }
+            }
+        }
     }
-    if let Some(quad) = block.get(whole) {
-        add(quad, std::array::from_fn(|r| vector(x[r], whole)));
+    if pairs % 2 == 1 {
+        for r in 0..R {
+            for c in 0..C {
+                even[r][c] = add_pairs(even[r][c], of_x(r, pairs - 1), line(c, pairs - 1));
+            }
+        }
+    }
+    if depth.len() % 2 == 1 {
+        for r in 0..R {
+            let last = _mm512_set1_epi32(pair(rows[r][depth.len() - 1], bf16::ZERO).cast_signed());
+            for c in 0..C {
+                odd[r][c] = add_pairs(odd[r][c], last, line(c, pairs));
+            }
+        }
     }
     for r in 0..R {
-        for c in 0..GROUP {
-            // SAFETY: it has as many elements.
-            unsafe { _mm512_storeu_ps(sums[place(r, c)].as_mut_ptr(), acc[r][c]) };
+        let to = &mut out[(first + r) * tile.stride + at..][..width];
+        for c in 0..C {
+            let to = &mut to[c * LANES..];
+            let sum = _mm512_add_ps(even[r][c], odd[r][c]);
+            // SAFETY: as many floats as are read and written.
+            unsafe {
+                if to.len() >= LANES {
+                    _mm512_storeu_ps(to.as_mut_ptr(), _mm512_add_ps(_mm512_loadu_ps(to.as_ptr()), sum));
+                } else {
+                    let mask = (1u16 << to.len()) - 1;
+                    let total = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to.as_ptr()), sum);
+                    _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, total);
+                }
+            }
         }
     }
     R
@@ -247,12 +240,10 @@ mod tests {
         (0..count).map(|i| bf16::from_f32(((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0)).collect()
     }
 
-    fn products(rows: Range<usize>, columns: usize, inner: usize, w: &[bf16], x: &[bf16]) -> Vec<f32> {
+    fn products(rows: Range<usize>, columns: usize, inner: usize, w: PairedWeight<'_>, x: &[bf16]) -> Vec<f32> {
         let tile = Tile { inner, rows: rows.len(), columns: 0..columns, stride: columns };
-        let mut sums = vec![[0.0; LANES]; rows.len() * columns.next_multiple_of(GROUP)];
-        let mut packed = vec![[[0; ELEMENTS]; GROUP]; packed_room(rows.len(), inner)];
         let mut out = vec![f32::NAN; rows.len() * columns];
-        run(&tile, w, &x[rows.start * inner..rows.end * inner], &mut sums, &mut packed, &mut out);
+        run(&tile, w, &x[rows.start * inner..rows.end * inner], &mut [[0; LANES]; ROOM], &mut out);
         out
     }
 
@@ -268,14 +259,20 @@ mod tests {
             (11, 4, 33),
             (13, 16, 100),
             (20, 13, 519),
-            (17, 16, 1024),
+            (17, 32, 1024),
+            (14, 40, 1023),
             (30, 5, 2085),
             (29, 9, 4096),
         ] {
             let (w, x) = (numbers(columns * inner, 1), numbers(rows * inner, 2));
-            let all = products(0..rows, columns, inner, &w, &x);
+            let all = products(0..rows, columns, inner, PairedWeight::Rows(&w), &x);
+            let of = Interleaving::new(inner, [1, 2]);
+            let mut lines = vec![[0; LANES]; of.bytes(columns) / size_of::<Line>()];
+            of.pack(&w.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>(), 0, &mut lines);
+            let interleaved = PairedWeight::Interleaved(&lines);
+            assert_eq!(products(0..rows, columns, inner, interleaved, &x), all, "{columns} of {inner}, interleaved");
             for row in 0..rows {
-                let alone = products(row..row + 1, columns, inner, &w, &x);
+                let alone = products(row..row + 1, columns, inner, interleaved, &x);
                 assert_eq!(alone, all[row * columns..(row + 1) * columns], "{rows} x {columns} of {inner}, row {row}");
                 for (column, got) in alone.iter().enumerate() {
                     let terms = x[row * inner..(row + 1) * inner].iter().zip(&w[column * inner..(column + 1) * inner]);

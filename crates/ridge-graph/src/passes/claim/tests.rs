@@ -187,7 +187,8 @@ fn deterministic_target_refuses_sums_that_depend_on_extents() {
 #[test]
 fn offers_without_room_or_a_time_are_dropped() {
     let offering = |seconds, workspace_bytes| {
-        let offer = Offer { seconds, workspace_bytes, numerics: Numerics::ByExtents, layouts: Vec::new() };
+        let numerics = Numerics::ByExtents;
+        let offer = Offer { seconds, workspace_bytes, numerics, layouts: Vec::new(), accepts: Vec::new() };
         let target = Arc::new(Target { workspace_bytes: 1000, ..Target::default() });
         let kernel = Kernel::new("linear", Pattern::parse("linear(x, w)"), move |_| Some(offer.clone()));
         chosen(&[kernel.on(&target)], Extents::Any)

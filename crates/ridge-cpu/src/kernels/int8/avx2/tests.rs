@@ -5,6 +5,7 @@ use ridge_graph::sample::Rng;
 use ridge_graph::{DType, FormatRef, format, with_block_format};
 
 use super::*;
+use crate::interleave::{Interleaving, Line};
 use crate::kernels::int8::avx512::{self, OneRow};
 use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, stream, unit};
 
@@ -31,6 +32,11 @@ fn product<B: OneRow>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32
     total
 }
 
+fn as_bytes(lines: &[Line]) -> &[u8] {
+    // SAFETY: words are bytes, as many as the slice has.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) }
+}
+
 fn same(is: &[f32], should: &[f32]) -> bool {
     is.iter().zip(should).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
 }
@@ -45,6 +51,7 @@ enum Instructions {
     FoursOfAvx512,
     VectorsOfAvx512,
     LanesOfAvx512,
+    InterleavedLanesOfAvx512,
 }
 
 /// Checks products by `by` of a weight of `columns` rows with `rows` of x.
@@ -66,14 +73,24 @@ fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: us
         layout.put(row, x, &mut bytes[layout.before(row)..][..layout.strip()]);
     }
     let x = ActivationCodes::new(layout, bytes);
-    let weight = CodeWeight { data, codes: codes(format).expect("has blocks"), inner };
+    let rows_of_weight = data;
+    let stride = data.len() / columns;
+    let of_format = codes(format).expect("has blocks");
+    let interleaving = Interleaving::new(inner, of_format.block);
+    let interleaved = by == Instructions::InterleavedLanesOfAvx512;
+    let mut lines = vec![[0; 16]; if interleaved { interleaving.bytes(columns) / 64 } else { 0 }];
+    interleaving.pack(rows_of_weight, 0, &mut lines);
+    let data = if interleaved { as_bytes(&lines) } else { data };
+    let interleaved = interleaved.then_some(interleaving);
+    let weight = CodeWeight { data, codes: of_format, inner, interleaved };
     let mut room = vec![0u8; 64 + room().max(stream::room()).max(avx512::room(&layout))];
     let aligned = room.as_ptr().align_offset(64);
     let of_room = room.len() - 64;
     let room = &mut room[aligned..][..of_room];
     // Some rows of the weight, and all.
-    for some in [columns / 3..columns - 1, 0..columns] {
-        let row = |column: usize| &data[column * weight.stride()..][..weight.stride()];
+    let aligned = if interleaved.is_some() { columns / 32 * 16 } else { columns / 3 };
+    for some in [aligned..columns - 1, 0..columns] {
+        let row = |column: usize| &rows_of_weight[column * stride..][..stride];
         let all = (0..rows).flat_map(|r| some.clone().map(move |c| (r, c)));
         let should: Vec<f32> = all.map(|(r, c)| product::<B>(row(c), &x, r)).collect();
         let multiply: Products = match by {
@@ -81,7 +98,7 @@ fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: us
             Instructions::Fours => multiply_by::<B, Fours>,
             Instructions::FoursOfAvx512 => multiply_by::<B, FoursOfAvx512>,
             Instructions::VectorsOfAvx512 => stream::stream::<B>,
-            Instructions::LanesOfAvx512 => avx512::multiply::<B>,
+            Instructions::LanesOfAvx512 | Instructions::InterleavedLanesOfAvx512 => avx512::multiply::<B>,
         };
         let mut got = vec![7.5; rows * some.len()];
         // SAFETY: the caller has found the instructions.
@@ -170,4 +187,12 @@ fn products_by_lanes_of_avx512_are_those_of_the_codes() {
         ridge_testing::skip!("this machine has no AVX-512 VNNI");
     }
     products_are_those_of_the_codes_of_each_block(Instructions::LanesOfAvx512);
+}
+
+#[test]
+fn products_by_lanes_of_avx512_of_interleaved_rows_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Avx512Vnni {
+        ridge_testing::skip!("this machine has no AVX-512 VNNI");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::InterleavedLanesOfAvx512);
 }

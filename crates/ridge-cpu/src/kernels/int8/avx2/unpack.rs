@@ -5,26 +5,20 @@
 //! code, and so that scales need no instructions other than codes do.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _mm_loadu_si128, _mm_packus_epi32, _mm256_and_si256, _mm256_broadcastsi128_si256,
-    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi32_ps,
-    _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_inserti128_si256, _mm256_mul_ps, _mm256_or_si256,
-    _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_slli_epi32,
-    _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srli_epi32, _mm256_srlv_epi32, _mm256_store_ps, _mm256_store_si256,
-    _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
-    _mm256_xor_ps, _mm256_xor_si256,
+    __m256, __m256i, _mm_loadu_si128, _mm_packus_epi32, _mm256_and_si256, _mm256_broadcastsi128_si256,
+    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
+    _mm256_extracti128_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srli_epi32,
+    _mm256_srlv_epi32, _mm256_store_ps, _mm256_store_si256, _mm256_sub_epi32, _mm256_xor_ps, _mm256_xor_si256,
 };
-
-use std::ops::Range;
 
 use ridge_graph::format::{
     BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
 };
 
+use super::super::rows::{EIGHT, EightRows};
 use super::super::scale::GROUP;
 use super::super::unpack::Vectors;
-
-/// Rows of a weight whose codes lie side by side.
-pub(in crate::kernels::int8) const EIGHT: usize = 8;
 
 /// A group of K, or the first part of one, of 8 rows.
 #[repr(C, align(64))]
@@ -36,50 +30,6 @@ pub(super) struct InterleavedCodes {
     pub(super) scales: [[f32; EIGHT]; GROUP / 16],
     /// As scales, where the format has them.
     pub(super) minima: [[f32; EIGHT]; GROUP / 16],
-}
-
-/// Where a block of each row begins.
-#[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct BlockPointers([*const u8; EIGHT]);
-
-impl BlockPointers {
-    /// Those at byte `from` of the first eight of `rows`, which begin every `stride` bytes of `data`; in place of rows that
-    /// are not there the last one.
-    #[inline]
-    pub(in crate::kernels::int8) fn new(data: &[u8], rows: Range<usize>, stride: usize, from: usize) -> Self {
-        let mut pointers = [data.as_ptr(); EIGHT];
-        for (nth, row) in pointers.iter_mut().enumerate() {
-            *row = row.wrapping_add((rows.start + nth).min(rows.end - 1) * stride + from);
-        }
-        Self(pointers)
-    }
-
-    /// `bytes` bytes further on.
-    #[inline]
-    pub(in crate::kernels::int8) fn after(self, bytes: usize) -> Self {
-        Self(self.0.map(|row| row.wrapping_add(bytes)))
-    }
-
-    /// The four 32-bit words from byte `at` on, each of all rows.
-    ///
-    /// # Safety
-    /// There is AVX2, and the 16 bytes are inside of every row's block.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn words(self, at: usize) -> [__m256i; 4] {
-        // SAFETY: by the caller's promise.
-        let of = |row: usize| unsafe { _mm_loadu_si128(self.0[row].wrapping_add(at).cast::<__m128i>()) };
-        let both = |row: usize| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(of(row)), of(row + 4));
-        let (a, b, c, d) = (both(0), both(1), both(2), both(3));
-        let (low, low_of_last) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-        let (high, high_of_last) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-        [
-            _mm256_unpacklo_epi64(low, low_of_last),
-            _mm256_unpackhi_epi64(low, low_of_last),
-            _mm256_unpacklo_epi64(high, high_of_last),
-            _mm256_unpackhi_epi64(high, high_of_last),
-        ]
-    }
 }
 
 /// Where a block's codes, scales and minima go: to eight lanes of vectors of `LANES`.
@@ -132,7 +82,7 @@ impl<const LANES: usize> InterleavedPlace<LANES> {
     /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn front<B: BlockFormat>(self, rows: BlockPointers) {
+    unsafe fn front<B: BlockFormat>(self, rows: impl EightRows) {
         // SAFETY: a block has 16 bytes and a group.
         unsafe {
             let both = rows.words(0)[0];
@@ -168,7 +118,7 @@ pub(in crate::kernels::int8) trait Interleaved: Vectors {
     ///
     /// # Safety
     /// There is AVX2, and there are whole blocks at `rows` and room for one at `to`.
-    unsafe fn unpack<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>);
+    unsafe fn unpack<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>);
 }
 
 /// The lower halves of words, which are f16.
@@ -243,7 +193,7 @@ macro_rules! interleaved {
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn unpack<const LANES: usize>($rows: BlockPointers, $to: InterleavedPlace<LANES>) {
+            unsafe fn unpack<const LANES: usize>($rows: impl EightRows, $to: InterleavedPlace<LANES>) {
                 // SAFETY: all that is read and written is inside of a block.
                 unsafe { $body }
             }
@@ -358,7 +308,7 @@ interleaved! {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quarters<const LANES: usize>(
-    rows: BlockPointers,
+    rows: impl EightRows,
     to: InterleavedPlace<LANES>,
     at: usize,
     of: impl Fn(usize, usize, __m256i) -> __m256i,
@@ -385,7 +335,7 @@ unsafe fn quarters<const LANES: usize>(
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn packed_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
+unsafe fn packed_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let [both, scales, minima, rest] = unsafe { rows.words(0) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -411,7 +361,7 @@ unsafe fn packed_scales<const LANES: usize>(rows: BlockPointers, to: Interleaved
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn halves_of_bytes<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
+unsafe fn halves_of_bytes<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -431,7 +381,7 @@ unsafe fn halves_of_bytes<const LANES: usize>(rows: BlockPointers, to: Interleav
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn thirds_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
+unsafe fn thirds_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
     for group in 0..16 {
@@ -450,7 +400,7 @@ unsafe fn thirds_scales<const LANES: usize>(rows: BlockPointers, to: Interleaved
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn signed_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
+unsafe fn signed_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
     for group in 0..16 {
@@ -467,7 +417,7 @@ unsafe fn signed_scales<const LANES: usize>(rows: BlockPointers, to: Interleaved
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn uneven_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
+unsafe fn uneven_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let [front, low, ..] = unsafe { rows.words(0) };
     let scale = halves(front);

@@ -1,89 +1,23 @@
 //! One row of x by blocks of 16 rows of a weight, which are multiplied as they are taken apart: nothing goes through memory.
 //!
-//! 16 bytes of each row become four vectors whose lanes are rows: two shuffles a vector, where loads that fill a quarter of a
-//! vector need none. Codes, scales and minima then come by shifts and masks.
+//! A vector holds a word of each of the 16 rows ([`SixteenRows`]); codes, scales and minima come from it by shifts and masks.
 //!
-//! Floor: every block read once. What is done to 64 bytes of 16 rows takes some 5 cycles on Zen 4, a third of the time that one
-//! thread's memory needs for them.
+//! Floor: every block read once.
 
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
-    __m128i, __m512, __m512i, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256, _mm512_add_epi32,
-    _mm512_and_si512, _mm512_castsi256_si512, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32,
-    _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
+    __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_srai_epi32,
+    _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_xor_si512,
 };
 
 use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use super::super::avx2::Interleaved;
-use super::super::scale::{GROUP, SIDE, SUMMED};
-
-/// 16 rows of a weight from a group of K on.
-#[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct SixteenRows {
-    first: *const u8,
-    /// Bytes from a row to the next.
-    stride: usize,
-}
-
-impl SixteenRows {
-    /// Those that begin every `stride` bytes of `data`.
-    pub(super) fn new(data: &[u8], stride: usize) -> Self {
-        assert!(data.len() >= SIDE * stride);
-        Self { first: data.as_ptr(), stride }
-    }
-
-    /// `bytes` bytes further on in each row.
-    #[inline]
-    pub(super) fn after(self, bytes: usize) -> Self {
-        Self { first: self.first.wrapping_add(bytes), ..self }
-    }
-
-    /// 16 bytes from byte `at` on of rows `row`, `row + 4` and so on.
-    ///
-    /// # Safety
-    /// As for [`SixteenRows::words`].
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn every_fourth(&self, row: usize, at: usize) -> __m512i {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            let first = self.first.add(row * self.stride + at);
-            let a = _mm_loadu_si128(first.cast::<__m128i>());
-            let b = _mm_loadu_si128(first.add(4 * self.stride).cast::<__m128i>());
-            let c = _mm_loadu_si128(first.add(8 * self.stride).cast::<__m128i>());
-            let d = _mm_loadu_si128(first.add(12 * self.stride).cast::<__m128i>());
-            let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
-            let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(c), d);
-            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-        }
-    }
-
-    /// The four 32-bit words from byte `at` on, each of all rows.
-    ///
-    /// # Safety
-    /// There is AVX-512, and the 16 bytes are inside of every row.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn words(&self, at: usize) -> [__m512i; 4] {
-        // SAFETY: by the caller's promise.
-        let (a, b, c, d) = unsafe {
-            (self.every_fourth(0, at), self.every_fourth(1, at), self.every_fourth(2, at), self.every_fourth(3, at))
-        };
-        let (low, low_of_last) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-        let (high, high_of_last) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-        [
-            _mm512_unpacklo_epi64(low, low_of_last),
-            _mm512_unpackhi_epi64(low, low_of_last),
-            _mm512_unpacklo_epi64(high, high_of_last),
-            _mm512_unpackhi_epi64(high, high_of_last),
-        ]
-    }
-}
+use super::super::rows::SixteenRows;
+use super::super::scale::{GROUP, SUMMED};
 
 /// A group of K of the row of x.
 pub(in crate::kernels::int8) struct RowOfX<'a> {
@@ -126,7 +60,7 @@ pub(in crate::kernels::int8) trait OneRow: Interleaved {
     ///
     /// # Safety
     /// There is AVX-512 VNNI, and there are blocks of 256 elements at every row.
-    unsafe fn sum(_rows: &SixteenRows, _x: &RowOfX<'_>) -> __m512 {
+    unsafe fn sum(_rows: impl SixteenRows, _x: &RowOfX<'_>) -> __m512 {
         unreachable!("{} is taken apart before it is multiplied", Self::NAME)
     }
 }
@@ -174,7 +108,7 @@ impl OneRow for Q8_0 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn sum(rows: &SixteenRows, x: &RowOfX<'_>) -> __m512 {
+    unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         let sign = _mm512_set1_epi8(-128);
         let mut sum = _mm512_setzero_ps();
         // The block whose words come, its integers in two chains, and the word that has its scale.
@@ -261,7 +195,7 @@ impl OneRow for Q4K {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn sum(rows: &SixteenRows, x: &RowOfX<'_>) -> __m512 {
+    unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 144 bytes.
         let scales = packed_scales(unsafe { rows.words(0) });
         let mut sum = _mm512_setzero_ps();
@@ -288,7 +222,7 @@ impl OneRow for Q5K {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn sum(rows: &SixteenRows, x: &RowOfX<'_>) -> __m512 {
+    unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 176 bytes.
         let (scales, fifths) = unsafe { (packed_scales(rows.words(0)), [rows.words(16), rows.words(32)]) };
         let mut sum = _mm512_setzero_ps();
@@ -317,7 +251,7 @@ impl OneRow for Q6K {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn sum(rows: &SixteenRows, x: &RowOfX<'_>) -> __m512 {
+    unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 210 bytes, its last ones an f16.
         let (groups, scale) = unsafe { (rows.words(192), halves(_mm512_srli_epi32::<16>(rows.words(194)[3]))) };
         let mut sum = _mm512_setzero_ps();

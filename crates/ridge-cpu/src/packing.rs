@@ -1,0 +1,115 @@
+//! The layouts that weights are repacked in when they are loaded, as kernels' offers name them.
+
+use ridge_graph::format::BlockFormat;
+use ridge_graph::{DType, FormatRef, Type, with_block_format};
+
+#[cfg(target_arch = "x86_64")]
+use crate::amx::panels;
+use crate::bytes::{cast, view};
+use crate::interleave::{Interleaving, Line};
+use crate::kernel::OperandType;
+use crate::simd::{Isa, isa};
+
+/// A layout of a weight's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// Of bf16, for matrix tiles (`amx/panels.rs`).
+    #[cfg(target_arch = "x86_64")]
+    Tiles,
+    /// 16 rows word by word (`interleave.rs`), in blocks of so many elements and bytes.
+    Words([usize; 2]),
+}
+
+/// Elements and bytes of a block of `format`.
+fn block(format: &FormatRef) -> Option<[usize; 2]> {
+    with_block_format!(format.name(), B => Some([B::ELEMENTS, B::BYTES]), _ => None)
+}
+
+impl Packing {
+    /// How a weight of type `ty` is packed for products on this machine, if it is.
+    pub(crate) fn of(ty: &Type) -> Option<Self> {
+        Self::on(isa(), ty)
+    }
+
+    /// As [`Packing::of`], on an instruction set by its name.
+    pub(crate) fn on_named(isa: &str, ty: &Type) -> Option<Self> {
+        Isa::named(isa).and_then(|isa| Self::on(isa, ty))
+    }
+
+    /// As [`Packing::of`].
+    pub(crate) fn of_operand(operand: &OperandType) -> Option<Self> {
+        Self::by(isa(), operand.format.as_ref(), operand.dtype)
+    }
+
+    fn on(isa: Isa, ty: &Type) -> Option<Self> {
+        Self::by(isa, ty.format.as_ref(), ty.dtype)
+    }
+
+    fn by(isa: Isa, format: Option<&FormatRef>, dtype: DType) -> Option<Self> {
+        match (isa, format, dtype) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, None, DType::BF16) => Some(Self::Tiles),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Bf16, None, DType::BF16) => Some(Self::Words([1, 2])),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Vnni | Isa::Avx512Bf16, Some(format), _) => block(format).map(Self::Words),
+            _ => None,
+        }
+    }
+
+    /// As offers name it.
+    pub(crate) fn layout(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles => "panels",
+            Self::Words(_) => "interleaved",
+        }
+    }
+
+    /// Bytes of a row of `inner` elements before it is packed.
+    pub(crate) fn row_bytes(self, inner: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles => 2 * inner,
+            Self::Words(block) => Interleaving::new(inner, block).row_bytes(),
+        }
+    }
+
+    /// How many pieces `bytes` bytes of rows of `inner` elements become, and the bytes of one.
+    pub(crate) fn pieces(self, bytes: usize, inner: usize) -> [usize; 2] {
+        let rows = bytes / self.row_bytes(inner).max(1);
+        let [all, rows_of_piece] = match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles => [panels::bytes([rows, inner]), crate::amx::COLUMNS],
+            Self::Words(block) => [Interleaving::new(inner, block).bytes(rows), crate::interleave::ROWS],
+        };
+        let pieces = rows.div_ceil(rows_of_piece);
+        [pieces, all / pieces.max(1)]
+    }
+
+    /// Packs rows of `inner` elements into the pieces that `to` has room for, from piece `first` on.
+    pub(crate) fn pack(self, rows: &[u8], inner: usize, first: usize, to: &mut [u8]) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles => panels::pack(view(rows), inner, first, cast::<u32>(to).as_chunks_mut().0),
+            Self::Words(block) => {
+                Interleaving::new(inner, block).pack(rows, first, cast::<u32>(to).as_chunks_mut().0);
+            }
+        }
+    }
+
+    /// The rows of `inner` elements that `packed` holds, as many as `to` has room for.
+    pub(crate) fn unpack(self, packed: &[u8], inner: usize, to: &mut [u8]) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles => panels::unpack(view::<u32>(packed).as_chunks().0, inner, cast(to)),
+            Self::Words(block) => {
+                let interleaving = Interleaving::new(inner, block);
+                let lines: &[Line] = view::<u32>(packed).as_chunks().0;
+                for (row, to) in to.chunks_exact_mut(interleaving.row_bytes().max(1)).enumerate() {
+                    interleaving.row(lines, row, to);
+                }
+            }
+        }
+    }
+}
