@@ -42,8 +42,7 @@ pub(crate) enum BoundWeight {
 impl BoundWeight {
     pub(crate) fn block(&self) -> MemoryBlock {
         match self {
-            Self::Rows(memory) => memory.block(),
-            Self::Panels(memory) => memory.block(),
+            Self::Rows(memory) | Self::Panels(memory) => memory.block(),
             Self::Given(data) => {
                 let bytes = data.bytes();
                 MemoryBlock { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }

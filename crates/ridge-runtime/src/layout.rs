@@ -70,12 +70,15 @@ pub(crate) fn settle(programs: &[&Graph], kernels: &[Kernel], settled: &Layouts)
 /// An operand that a kernel wants in a layout: the parameter, if it is one.
 type Want = (Option<Arc<str>>, Layout);
 
+/// The layouts that a kernel wants inputs in, by their place, and those that it accepts.
+type Offered = [Vec<(usize, Layout)>; 2];
+
 /// What reads the parameters of one program.
 struct Reads<'a> {
     graph: &'a Graph,
     kernels: &'a [Kernel],
-    /// The layouts that the kernel of a node wants, and those that it accepts.
-    offered: HashMap<(FuncId, usize), [Vec<(usize, Layout)>; 2]>,
+    /// What the kernel of a node offers.
+    offered: HashMap<(FuncId, usize), Offered>,
     /// Of each node that wants layouts, over all calls of its function.
     wants: HashMap<(FuncId, usize), Vec<Want>>,
     /// Parameters that something reads in this layout or in rows.
@@ -124,7 +127,7 @@ fn param(function: &Function, args: &[Option<Arc<str>>], var: Var) -> Option<Arc
 }
 
 /// The layouts that the kernel of a node wants its inputs in, and those that it accepts.
-fn offered(node: &Node, kernels: &[Kernel]) -> [Vec<(usize, Layout)>; 2] {
+fn offered(node: &Node, kernels: &[Kernel]) -> Offered {
     let Op::Group(group) = &node.op else { return Default::default() };
     let Group { kind: GroupKind::Kernel(name), body } = &**group else { return Default::default() };
     let Some(kernel) = kernels.iter().find(|kernel| kernel.name == *name) else { return Default::default() };

@@ -57,8 +57,9 @@ fn changes(dir: &Path, width: usize, base: usize) -> [f64; 2] {
 
 /// Both outputs for one batch.
 fn activations(bucket: &mut Bucket) -> [Vec<f64>; 2] {
+    type ValueAt = fn(usize) -> i32;
     let tokens = 4 * 32;
-    let of: [(&str, fn(usize) -> i32); 3] =
+    let of: [(&str, ValueAt); 3] =
         [("token_ids", |i| (i * 7 % 20) as i32), ("positions", |i| (i % 32) as i32), ("seq_ids", |i| (i / 32) as i32)];
     for (name, value) in of {
         let bytes: Vec<u8> = (0..tokens).flat_map(|i| value(i).to_le_bytes()).collect();
