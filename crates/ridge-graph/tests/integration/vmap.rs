@@ -31,10 +31,13 @@ fn of_row(tensor: &Tensor, row: usize) -> Tensor {
     let mut tensor = tensor.clone();
     match &mut tensor.data {
         Data::Float(data) => {
-            data.iter_mut().enumerate().for_each(|(i, x)| *x *= 1.0 + 0.1 * (row * (i % 3 + 1)) as f64)
+            data.iter_mut().enumerate().for_each(|(i, x)| *x *= 1.0 + 0.1 * (row * (i % 3 + 1)) as f64);
         }
-        Data::Int(data) if data.len() > 1 && row > 0 => data.reverse(),
-        _ => {}
+        Data::Int(data) => {
+            if data.len() > 1 && row > 0 {
+                data.reverse();
+            }
+        }
     }
     tensor
 }
