@@ -7,7 +7,8 @@
 // first and the last that share an id with it: those between them are masked.
 // Defines: WARPS of a block; COLUMNS; D, a 16-bit float; DIM; SHARE, query heads of a key head; CAUSAL; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP;
 // SAVING, whether logarithms of sums are given; FOR_KEYS, whose cotangents a block of the gradient makes;
-// IF_SCATTERED, whether another kernel takes sequences whose tokens follow each other.
+// IF_SCATTERED, whether another kernel takes sequences whose tokens follow each other; DROPPED, 0 or 1, whether shares are dropped
+// whose 12 random bits are below THRESHOLD, and the others multiplied by KEPT.
 // Numbers: tokens, query heads.
 
 #ifndef WARPS
@@ -137,6 +138,18 @@ __device__ inline float scored(float x, float scale) {
 #endif
 }
 
+#if DROPPED
+#define RANDOM_PARAMETERS const i64* __restrict__ seed, const i64* __restrict__ head_numbers,
+// The bits of keys `place` and `place` + 8, of which 16 divides the first but for its lower three bits.
+__device__ inline u32 random_of(i64 seed, i64 head, int query, int place) {
+    return philox_word(seed, 3, head, query, place / 16 * 8 + place % 8);
+}
+__device__ inline float factor_of_first(u32 word) { return word >> 20 >= THRESHOLD ? KEPT : 0.0f; }
+__device__ inline float factor_of_second(u32 word) { return ((word >> 8) & 0xfff) >= THRESHOLD ? KEPT : 0.0f; }
+#else
+#define RANDOM_PARAMETERS
+#endif
+
 // What a score is multiplied by for a power of 2.
 __device__ inline float factor_of(float scale) { return SOFTCAP ? LOG2_E : scale * LOG2_E; }
 
@@ -161,8 +174,8 @@ __device__ inline bool all_of(const int* ids, int id, int start, int end) {
 
 extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void attention_forward(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
-    const int* __restrict__ bounds, const int* __restrict__ scattered, D::Raw* __restrict__ out, float* __restrict__ lse,
-    float scale, Numbers<2> n
+    const int* __restrict__ bounds, const int* __restrict__ scattered, RANDOM_PARAMETERS D::Raw* __restrict__ out,
+    float* __restrict__ lse, float scale, Numbers<2> n
 ) {
 #if IF_SCATTERED
     if (!*scattered) return;
@@ -250,6 +263,16 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
 #pragma unroll
                 for (int i = 0; i < 4; ++i) value[e][i] *= keep[i >> 1];
         }
+#if DROPPED
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; c += 2)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const u32 word = random_of(*seed, head_numbers[head], mine[i >> 1], start + c * 8 + pair * 2 + (i & 1));
+                score[c][i] *= factor_of_first(word);
+                score[c + 1][i] *= factor_of_second(word);
+            }
+#endif
         weigh(value, score, base + (half * 2 + 1) * SIDE_BYTES, lane);
     }
 #pragma unroll
@@ -286,8 +309,8 @@ extern "C" __global__ void attention_along(
 extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void attention_backward(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
     const int* __restrict__ bounds, const D::Raw* __restrict__ dy, const float* __restrict__ lse,
-    const float* __restrict__ along, D::Raw* __restrict__ first_out, D::Raw* __restrict__ second_out, float scale,
-    Numbers<2> n
+    const float* __restrict__ along, RANDOM_PARAMETERS D::Raw* __restrict__ first_out, D::Raw* __restrict__ second_out,
+    float scale, Numbers<2> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
 #if FOR_KEYS
@@ -367,9 +390,21 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void atten
             const bool inside = FOR_KEYS ? (!CAUSAL || start >= row0 + 15) && (WINDOW == 0 || start + COLUMNS - 1 < row0 + WINDOW)
                 : (!CAUSAL || start + COLUMNS <= row0 + 1) && (WINDOW == 0 || start > row0 + 15 - WINDOW);
             const bool whole = all_of(ids, common, start, end) && inside;
+#if DROPPED && !FOR_KEYS
+            u32 words[4];
+#endif
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c) {
                 const int column = start + c * 8 + pair * 2;
+#if DROPPED && FOR_KEYS
+                u32 words[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) words[i] = random_of(*seed, head_numbers[head], column + i, mine[0]);
+#elif DROPPED
+                if (c % 2 == 0)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) words[i] = random_of(*seed, head_numbers[head], mine[i >> 1], column + (i & 1));
+#endif
                 int id[2] = {-1, -1};
                 if (!whole) {
                     id[0] = column < end ? ids[column] : -1;
@@ -390,6 +425,11 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void atten
 #if SOFTCAP
                     slope *= 1.0f - (s / CAP) * (s / CAP);
 #endif
+                    float kept = 1.0f;
+#if DROPPED
+                    kept = (FOR_KEYS ? i < 2 : c % 2 == 0) ? factor_of_first(words[FOR_KEYS ? i & 1 : i]) : factor_of_second(words[FOR_KEYS ? i & 1 : i]);
+                    change[c][i] *= kept;
+#endif
 #if FOR_KEYS
                     const float share = seen ? power(fmaf(s, factor, -of_lse[i & 1])) : 0.0f;
                     change[c][i] = share * (change[c][i] - of_along[i & 1]) * slope;
@@ -397,7 +437,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void atten
                     const float share = seen ? power(fmaf(s, factor, -my_lse[i >> 1])) : 0.0f;
                     change[c][i] = share * (change[c][i] - my_along[i >> 1]) * slope;
 #endif
-                    score[c][i] = share;
+                    score[c][i] = share * kept;
                 }
             }
             weigh(sum[0], change, at_left, lane);

@@ -216,8 +216,8 @@ __device__ inline i64 op_div(i64 a, i64 b) {
 __device__ inline i64 op_max(i64 a, i64 b) { return a > b ? a : b; }
 __device__ inline i64 op_min(i64 a, i64 b) { return a < b ? a : b; }
 
-// Uniform in [0, 1) from Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, section 3.3).
-__device__ inline float philox_uniform(i64 seed, u32 stream, i64 sequence, i64 position, i64 index) {
+// The first word of Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, section 3.3).
+__device__ inline u32 philox_word(i64 seed, u32 stream, i64 sequence, i64 position, i64 index) {
     u32 c0 = (u32)index, c1 = (u32)position, c2 = (u32)sequence, c3 = stream;
     u32 k0 = (u32)seed, k1 = (u32)((u64)seed >> 32);
     for (int round = 0; round < 10; ++round) {
@@ -226,7 +226,11 @@ __device__ inline float philox_uniform(i64 seed, u32 stream, i64 sequence, i64 p
         c0 = n0; c1 = (u32)p1; c2 = n2; c3 = (u32)p0;
         k0 += 0x9e3779b9u; k1 += 0xbb67ae85u;
     }
-    return (float)(c0 >> 8) * (1.0f / 16777216.0f);
+    return c0;
+}
+// Uniform in [0, 1).
+__device__ inline float philox_uniform(i64 seed, u32 stream, i64 sequence, i64 position, i64 index) {
+    return (float)(philox_word(seed, stream, sequence, position, index) >> 8) * (1.0f / 16777216.0f);
 }
 
 // How a reduction combines: in f32 or 64-bit integers.

@@ -19,24 +19,25 @@ pub(super) const GRADIENT_SM90: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_backward_sm90.cu")).with_hopper().early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    // With dropout there are a key and the heads' numbers too.
+    let plain = |name: &'static str, pattern| {
+        CudaKernelEntry::new(name, pattern, |body| supports::<RaggedAttention>(body, |op| op), forward)
+    };
+    let saving = |name: &'static str, pattern| {
+        CudaKernelEntry::new(name, pattern, |body| supports::<RaggedAttentionSaving>(body, |op| &op.0), forward)
+    };
+    let gradient = |name: &'static str, pattern| {
+        CudaKernelEntry::new(name, pattern, |body| supports::<RaggedAttentionBackward>(body, |op| &op.0), backward)
+    };
     vec![
-        CudaKernelEntry::new(
-            "ragged_attention",
-            "ragged_attention(q, k, v, seq_ids)",
-            |body| supports::<RaggedAttention>(body, |op| op),
-            forward,
-        ),
-        CudaKernelEntry::new(
-            "ragged_attention_saving",
-            "ragged_attention_saving(q, k, v, seq_ids)",
-            |body| supports::<RaggedAttentionSaving>(body, |op| &op.0),
-            forward,
-        ),
-        CudaKernelEntry::new(
-            "ragged_attention_backward",
-            "ragged_attention_backward(q, k, v, seq_ids, y, lse, dy)",
-            |body| supports::<RaggedAttentionBackward>(body, |op| &op.0),
-            backward,
+        plain("ragged_attention", "ragged_attention(q, k, v, seq_ids)"),
+        plain("ragged_attention_dropped", "ragged_attention(q, k, v, seq_ids, key, heads)"),
+        saving("ragged_attention_saving", "ragged_attention_saving(q, k, v, seq_ids)"),
+        saving("ragged_attention_saving_dropped", "ragged_attention_saving(q, k, v, seq_ids, key, heads)"),
+        gradient("ragged_attention_backward", "ragged_attention_backward(q, k, v, seq_ids, y, lse, dy)"),
+        gradient(
+            "ragged_attention_backward_dropped",
+            "ragged_attention_backward(q, k, v, seq_ids, y, lse, key, heads, dy)",
         ),
     ]
 }
@@ -117,10 +118,24 @@ impl<'a> AttentionCall<'a> {
         CudaSource::new(entry, &defines, text)
     }
 
+    /// Are a key and the heads' numbers among the inputs?
+    fn drops(&self) -> bool {
+        self.op.dropout != 0.0
+    }
+
+    /// The key and the heads' numbers, of which the first is input `at`, if there are.
+    fn random(&self, at: usize) -> Vec<LaunchArg> {
+        if self.drops() { vec![input(at), input(at + 1)] } else { Vec::new() }
+    }
+
     /// A kernel of the text for every GPU.
     fn training(&self, entry: &str, saving: bool, for_keys: bool, scattered: bool, tiling: Tiling) -> Arc<CudaSource> {
         let flag = |on: bool| u8::from(on).to_string();
+        let dropout = self.op.share_dropout();
         let also = [
+            ("DROPPED", flag(self.drops())),
+            ("THRESHOLD", dropout.map_or(0, |dropout| dropout.threshold).to_string()),
+            ("KEPT", format!("{:e}f", dropout.map_or(1.0, |dropout| dropout.scale))),
             ("SAVING", flag(saving)),
             ("FOR_KEYS", flag(for_keys)),
             ("IF_SCATTERED", flag(scattered)),
@@ -173,9 +188,12 @@ impl<'a> AttentionCall<'a> {
         }
     }
 
-    /// Can the kernels of Hopper number the tokens and heads?
+    /// Do the kernels of Hopper drop no shares, and can they number the tokens and heads?
     fn fits_hopper(&self) -> bool {
-        self.tokens > 0 && self.tokens <= i32::MAX as usize - 512 && self.heads * self.dim <= i32::MAX as usize
+        !self.drops()
+            && self.tokens > 0
+            && self.tokens <= i32::MAX as usize - 512
+            && self.heads * self.dim <= i32::MAX as usize
     }
 
     /// Causal attention on Hopper, where the tokens of every sequence follow each other; scratch memory is taken from
@@ -268,6 +286,7 @@ fn forward(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         let scale = LaunchArg::Float(op.scale as f32);
         let flag = scratch(call.flag_offset());
         let mut args = vec![input(0), input(1), input(2), input(3), scratch(0), flag];
+        args.extend(call.random(4));
         args.extend([output(0), lse.clone(), scale, numbers(&[call.tokens, call.heads])]);
         let source = call.training("attention_forward", saving.is_some(), false, scattered, FORWARD);
         call.tiles(source, call.heads, FORWARD, args)
@@ -291,11 +310,13 @@ fn backward(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let along = call.bounds_bytes();
     let n = || numbers(&[call.tokens, call.heads]);
     let rows = call.tokens * call.heads;
-    let args = vec![input(4), input(6), scratch(along), n()];
+    let dy = input(if call.drops() { 8 } else { 6 });
+    let args = vec![input(4), dy.clone(), scratch(along), n()];
     let source = call.training("attention_along", false, false, false, FORWARD);
     let mut elsewhere = each(source, rows * 32, args).actions;
     for (for_keys, heads, outputs) in [(false, call.heads, [0, 0]), (true, call.keys, [1, 2])] {
-        let mut args = vec![input(0), input(1), input(2), input(3), scratch(0), input(6), input(5), scratch(along)];
+        let mut args = vec![input(0), input(1), input(2), input(3), scratch(0), dy.clone(), input(5), scratch(along)];
+        args.extend(call.random(6));
         args.extend([output(outputs[0]), output(outputs[1]), LaunchArg::Float(op.scale as f32), n()]);
         let source = call.training("attention_backward", false, for_keys, false, GRADIENT);
         elsewhere.extend(call.tiles(source, heads, GRADIENT, args)?);

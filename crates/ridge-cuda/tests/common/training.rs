@@ -35,24 +35,44 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
             all.push(g.step_input("ids", ids.ty())?);
             Ok(all)
         };
+        let random = [Tensor::int(DType::I64, &[], vec![-12345]), Tensor::int(DType::I64, &[heads], vec![5; heads])];
+        let drawn = |g: &mut Builder, all: &mut Vec<Var>| -> Result<()> {
+            if op.dropout != 0.0 {
+                for (name, tensor) in ["key", "heads"].into_iter().zip(&random) {
+                    all.push(g.step_input(name, tensor.ty())?);
+                }
+            }
+            Ok(())
+        };
         let mut push = |kernel, build: &dyn Fn(&mut Builder) -> Result<Vec<Var>>| {
             let mut case = case(kernel, &what, build);
             case.given = vec![("ids", ids.clone()), ("lse", lse.clone())];
+            if op.dropout != 0.0 {
+                case.given.extend(["key", "heads"].into_iter().zip(random.clone()));
+            }
             cases.push(case);
         };
-        push("ragged_attention", &|g| {
-            let inputs = inputs(g)?;
+        let kernels = if op.dropout == 0.0 {
+            ["ragged_attention", "ragged_attention_saving", "ragged_attention_backward"]
+        } else {
+            ["ragged_attention_dropped", "ragged_attention_saving_dropped", "ragged_attention_backward_dropped"]
+        };
+        push(kernels[0], &|g| {
+            let mut inputs = inputs(g)?;
+            drawn(g, &mut inputs)?;
             g.composite(op.clone(), &inputs)
         });
-        push("ragged_attention_saving", &|g| {
-            let inputs = inputs(g)?;
+        push(kernels[1], &|g| {
+            let mut inputs = inputs(g)?;
+            drawn(g, &mut inputs)?;
             g.composite(RaggedAttentionSaving(op.clone()), &inputs)
         });
-        push("ragged_attention_backward", &|g| {
+        push(kernels[2], &|g| {
             let mut inputs = inputs(g)?;
             let rows = Type::tensor(dtype, [tokens, heads, dim]);
             inputs.push(g.step_input("y", rows.clone())?);
             inputs.push(g.step_input("lse", lse.ty())?);
+            drawn(g, &mut inputs)?;
             inputs.push(g.step_input("dy", rows)?);
             g.composite(RaggedAttentionBackward(op.clone()), &inputs)
         });
@@ -68,6 +88,8 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
         add(DType::BF16, dim, [2, 1], &[300, 90], &window);
         add(DType::BF16, dim, [2, 2], &[130, 7, 9], &capped);
         add(DType::F16, dim, [2, 1], &[150, 40], &causal);
+        let dropped = RaggedAttention { dropout: 0.25, ..causal.clone() };
+        add(DType::BF16, dim, [4, 2], &[200, 1, 70, 29], &dropped);
     }
     cases
 }
