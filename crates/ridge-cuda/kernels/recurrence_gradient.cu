@@ -1,7 +1,7 @@
 // Gradients of linear recurrences whose state is a matrix. A block takes a head of a sequence, 32 columns of the state at a time:
 // four threads a column, which share its keys. A first pass over the tokens keeps the state before every n-th of n * n; the states
 // of each stretch between two of them are computed again when the sweep from the last token comes to it. What is kept goes to
-// scratch, where a thread reads what it wrote. Sums over columns are shuffles, and one over the four warps in shared memory.
+// scratch, where a thread reads what it wrote. Cotangents are of f64, since what is kept of a state may cancel. Sums over columns are shuffles, and one over the four warps in shared memory.
 // Floor: the operands' bytes over bandwidth; long sequences are bound by the latency of a token.
 // Numbers: tokens, rows, groups, heads, value, n. KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance.
 
@@ -17,8 +17,13 @@ __device__ inline float over_slices(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+__device__ inline double over_slices(double x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
 // Over the eight columns of a warp.
-__device__ inline float over_columns(float x) {
+__device__ inline double over_columns(double x) {
     x += __shfl_xor_sync(0xffffffff, x, 4);
     x += __shfl_xor_sync(0xffffffff, x, 8);
     return x + __shfl_xor_sync(0xffffffff, x, 16);
@@ -55,7 +60,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
     float* __restrict__ scratch, Numbers<6> n
 ) {
     __shared__ TokenKeys at;
-    __shared__ float parts[KINDS][WARPS][MINE * SLICES];
+    __shared__ double parts[KINDS][WARPS][MINE * SLICES];
     const i64 tokens = n.v[0], rows = n.v[1], groups = n.v[2], heads = n.v[3], value = n.v[4], stretch = n.v[5];
     const i64 all = rows * heads;
     const int t = threadIdx.x, slice = t % SLICES, warp = t / 32, lane = t % 32;
@@ -93,16 +98,15 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
         for (i64 first = 0; first < value; first += COLUMNS) {
             const i64 column = first + t / SLICES;
             const bool has = column < value;
-            auto load_state = [&](float (&s)[MINE], const float* from) {
-                #pragma unroll
-                for (int j = 0; j < MINE; ++j) {
-                    const int i = j * SLICES + slice;
-                    s[j] = has && i < KEY ? from[(base + i) * value + column] : 0.0f;
-                }
+            auto state_of = [&](const float* from, int j) {
+                const int i = j * SLICES + slice;
+                return has && i < KEY ? from[(base + i) * value + column] : 0.0f;
             };
             auto value_of = [&](const float* x, i64 token) { return has ? x[(token * heads + head) * value + column] : 0.0f; };
-            float s[MINE], g[MINE];
-            load_state(s, before);
+            float s[MINE];
+            double g[MINE];
+            #pragma unroll
+            for (int j = 0; j < MINE; ++j) s[j] = state_of(before, j), g[j] = state_of(dafter, j);
             for (i64 token = begin; token < end; ++token) {
                 const i64 nth = token - begin;
                 if (nth % stretch == 0) {
@@ -112,7 +116,6 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                 load_keys(token);
                 advance(s, at, value_of(v, token), slice);
             }
-            load_state(g, dafter);
             for (i64 part = (end - begin + stretch - 1) / stretch - 1; part >= 0; --part) {
                 const i64 from = begin + part * stretch, to = min(from + stretch, end);
                 #pragma unroll
@@ -128,19 +131,19 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                     const float* old = states + (token - from) * MINE * THREADS + t;
                     const i64 place = token * heads + head;
                     const float x = value_of(v, token), d = value_of(dy, token);
-                    float given = 0.0f, erased = 0.0f, back = 0.0f;
+                    double given = 0.0, erased = 0.0, back = 0.0;
                     #pragma unroll
                     for (int j = 0; j < MINE; ++j) {
                         const int i = j * SLICES + slice;
-                        g[j] = fmaf(at.q[i], d, g[j]);
-                        given = fmaf(g[j], at.k[i], given);
+                        g[j] = fma((double)at.q[i], (double)d, g[j]);
+                        given = fma(g[j], (double)at.k[i], given);
                         if (LOW_RANK) {
-                            erased = fmaf(at.erase[i], old[j * THREADS], erased);
-                            back = fmaf(at.write[i], g[j], back);
+                            erased = fma((double)at.erase[i], (double)old[j * THREADS], erased);
+                            back = fma((double)at.write[i], g[j], back);
                         }
                     }
                     given = over_slices(given);
-                    if (has && slice == 0) dv[place * value + column] = given;
+                    if (has && slice == 0) dv[place * value + column] = (float)given;
                     if (LOW_RANK) {
                         erased = over_slices(erased);
                         back = over_slices(back);
@@ -149,19 +152,19 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                     for (int j = 0; j < MINE; ++j) {
                         const int i = j * SLICES + slice;
                         const float was = old[j * THREADS];
-                        const float sums[5] = {over_columns(s[j] * d), over_columns(g[j] * x), over_columns(g[j] * was),
-                                               LOW_RANK ? over_columns(was * back) : 0.0f,
-                                               LOW_RANK ? over_columns(g[j] * erased) : 0.0f};
+                        const double sums[5] = {over_columns((double)s[j] * d), over_columns(g[j] * x), over_columns(g[j] * was),
+                                                LOW_RANK ? over_columns(was * back) : 0.0,
+                                                LOW_RANK ? over_columns(g[j] * erased) : 0.0};
                         if (lane < SLICES) {
                             #pragma unroll
                             for (int kind = 0; kind < KINDS; ++kind) parts[kind][warp][i] = sums[kind];
                         }
                         g[j] *= at.kept[i];
-                        if (LOW_RANK) g[j] = fmaf(at.erase[i], back, g[j]);
+                        if (LOW_RANK) g[j] = fma((double)at.erase[i], back, g[j]);
                         s[j] = was;
                     }
                     __syncthreads();
-                    auto add = [&](float* to, i64 i, float x) { to[i] = first == 0 ? x : to[i] + x; };
+                    auto add = [&](float* to, i64 i, double x) { to[i] = (float)(first == 0 ? x : to[i] + x); };
                     auto sum = [&](int kind, int i) {
                         return parts[kind][0][i] + parts[kind][1][i] + parts[kind][2][i] + parts[kind][3][i];
                     };
@@ -175,7 +178,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                         }
                     }
                     if (DECAYS == 1 && warp == 0) {
-                        float total = 0.0f;
+                        double total = 0.0;
                         for (int i = lane; i < KEY; i += 32) total += sum(2, i) * at.kept[i];
                         for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffff, total, step);
                         if (lane == 0) add(ddecay, place, total);
@@ -185,7 +188,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
             #pragma unroll
             for (int j = 0; j < MINE; ++j) {
                 const int i = j * SLICES + slice;
-                if (has && i < KEY) dbefore[(base + i) * value + column] = g[j];
+                if (has && i < KEY) dbefore[(base + i) * value + column] = (float)g[j];
             }
         }
     }

@@ -60,7 +60,7 @@ fn what_ridge_does_not_train_is_refused() {
     assert!(refused(Layout { zero: 1, dp: 2, ..Layout::default() }).contains("ZeRO 1 and 2"));
     assert!(refused(Layout { pp: 2, ..Layout::default() }).contains("pipeline"));
     assert!(Layout { zero: 3, dp: 2, tp: 2, ..Layout::default() }.check(&reading, 64, 8).is_ok());
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs/Nemotron-H-56B-Base-8K.json");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs/DeepSeek-V3.2.json");
     let error = Reading::trained_by_ridge("config.json", &std::fs::read_to_string(file).unwrap()).unwrap_err();
     assert!(error.to_string().contains("does not train this family"), "{error}");
 }
