@@ -1,7 +1,10 @@
 //! The layouts that weights are repacked in when they are loaded, as kernels' offers name them.
 
+#[cfg(target_arch = "x86_64")]
 use ridge_graph::format::BlockFormat;
-use ridge_graph::{DType, FormatRef, Type, with_block_format};
+#[cfg(target_arch = "x86_64")]
+use ridge_graph::with_block_format;
+use ridge_graph::{DType, FormatRef, Type};
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx::panels;
@@ -17,10 +20,12 @@ pub(crate) enum Packing {
     #[cfg(target_arch = "x86_64")]
     Tiles,
     /// 16 rows word by word (`interleave.rs`), in blocks of so many elements and bytes.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 has weights so"))]
     Words([usize; 2]),
 }
 
 /// Elements and bytes of a block of `format`.
+#[cfg(target_arch = "x86_64")]
 fn block(format: &FormatRef) -> Option<[usize; 2]> {
     with_block_format!(format.name(), B => Some([B::ELEMENTS, B::BYTES]), _ => None)
 }

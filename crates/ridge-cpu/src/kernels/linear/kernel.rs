@@ -58,6 +58,7 @@ pub(super) struct LinearKernel {
     #[cfg(target_arch = "x86_64")]
     pub(super) on_tiles: bool,
     /// Are its weights packed?
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86-64 differ by it"))]
     pub(super) packed: bool,
     /// Would its weights be taken packed?
     pub(super) takes_panels: bool,
