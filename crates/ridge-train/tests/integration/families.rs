@@ -43,6 +43,9 @@ fn settings(dir: &Path, family: &str, precision: &str) -> Settings {
     read_settings("test.toml", &toml, &[]).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Families whose gradients may be too large for f16 at any scale.
+const MOST_TOO_LARGE: usize = 14;
+
 /// The largest difference of two trajectories.
 fn apart(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
@@ -52,7 +55,7 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 /// Every family stays as near to the trajectory in f64 as torch does in the same precision: twice torch's distance, or
 /// `floor` of what the loss falls, which is what other roundings may come to over 20 steps.
 fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory) -> &[f64]) {
-    let mut failed = Vec::new();
+    let (mut failed, mut too_large) = (Vec::new(), Vec::new());
     for (family, trajectory) in trajectories() {
         let dir = tempfile::tempdir().expect("is made");
         let ran = run(&settings(dir.path(), &family, precision));
@@ -65,6 +68,8 @@ fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory
             std::fs::remove_dir_all(dir.path().join("run")).expect("is there");
             let norm = run(&settings(dir.path(), &family, "f32")).first_norm();
             assert!(precision == "f16" && norm > 65504.0, "{family}: no updates, and a gradient of norm {norm}");
+            println!("{family}: not compared, its gradient of norm {norm:.1e} does not fit f16");
+            too_large.push(family);
             continue;
         }
         let exact = &trajectory.f64[..losses.len()];
@@ -77,6 +82,7 @@ fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
+    assert!(too_large.len() <= MOST_TOO_LARGE, "not compared: {too_large:?}");
 }
 
 #[test]
