@@ -2,7 +2,7 @@
 // of an MLP. Floor: what is quantised read twice, the second time from cache, and its codes written once.
 // A block makes a row. Defines: D of x, r and the sum; W of the norm's weight; SOURCE, 0 for x itself, 1 for its norm, 2 for
 // the norm of its sum with r, 3 for x as the gate of r; INT8, 1 for integers and 0 for E4M3; WHOLE, 1 where a row shares a
-// scale. Numbers: elements of a row, of a group.
+// scale; TENSOR, 1 where all do; VECTORS of 8 that a thread of `quantize_row` holds, 0 for the others. Numbers: elements of a row, of a group.
 
 // As the meaning has it: where an element lies just between two codes every operation counts.
 __device__ inline u8 code_of(float x, float amax, float scale) {
@@ -12,9 +12,7 @@ __device__ inline u8 code_of(float x, float amax, float scale) {
     if (nearest != nearest) return 0;
     return (u8)(i8)(int)fminf(fmaxf(nearest, -127.0f), 127.0f);
 #else
-    float divisor = scale == 0.0f ? 1.0f : scale;
-    float scaled = x / divisor;
-    return F8E4M3::store(scaled != scaled ? scaled : fminf(fmaxf(scaled, -448.0f), 448.0f));
+    return code_of_f8(x / (scale == 0.0f ? 1.0f : scale));
 #endif
 }
 
@@ -30,6 +28,8 @@ __device__ inline float largest(float x) {
 // The largest magnitude of all, as the bits of a float that is not negative: NaN is above all numbers.
 extern "C" __global__ void amax_of(const D::Raw* __restrict__ x, u32* __restrict__ amax, Numbers<1> n) {
     float most = 0.0f;
+    others_may_begin();
+    after_others();
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
         most = op_max(fabsf(D::load(x[i])), most);
     most = largest(most);
@@ -39,10 +39,80 @@ extern "C" __global__ void amax_of(const D::Raw* __restrict__ x, u32* __restrict
 extern "C" __global__ void quantize_all(
     const D::Raw* __restrict__ x, const u32* __restrict__ amax, u8* __restrict__ codes, float* __restrict__ scales, Numbers<1> n
 ) {
+    others_may_begin();
+    after_others();
     const float most = __uint_as_float(amax[0]), scale = scale_of(most);
     if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
         codes[i] = code_of(D::load(x[i]), most, scale);
+}
+#elif VECTORS
+// A row of 16-bit floats that shares a scale is held in registers: up to VECTORS vectors of 8 elements of each thread.
+union Vector { uint4 whole; D::Raw part[8]; };
+
+extern "C" __global__ __launch_bounds__(256) void quantize_row(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
+    u8* __restrict__ codes, float* __restrict__ scales, D::Raw* sum, float eps, Numbers<2> n
+) {
+    __shared__ float shared[32];
+    const int row = (int)n.v[0];
+    const i64 base = (i64)blockIdx.x * row;
+    others_may_begin();
+    after_others();
+    // In f32, and rounded to D.
+    float value[VECTORS][8];
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int at = (threadIdx.x + i * blockDim.x) * 8;
+        if (at >= row) break;
+        Vector v;
+        v.whole = *(const uint4*)(x + base + at);
+        Vector other;
+        if (SOURCE >= 2) other.whole = *(const uint4*)(r + base + at);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float a = D::load(v.part[j]);
+            if (SOURCE == 2) {
+                other.part[j] = D::store(a + D::load(other.part[j]));
+                a = D::load(other.part[j]);
+            }
+            if (SOURCE == 3) a = D::wrap(a * op_sigmoid(a) * D::load(other.part[j]));
+            if (SOURCE == 1 || SOURCE == 2) square += a * a;
+            value[i][j] = a;
+        }
+        if (SOURCE == 2) *(uint4*)(sum + base + at) = other.whole;
+    }
+#if SOURCE == 1 || SOURCE == 2
+    square = block_reduce<Sum>(square, shared);
+    const float unit = op_rsqrt(square / (float)row + eps);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int at = (threadIdx.x + i * blockDim.x) * 8;
+        if (at >= row) break;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) value[i][j] = D::wrap(value[i][j] * unit * W::load(__ldg(weight + at + j)));
+    }
+#endif
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        if ((threadIdx.x + i * blockDim.x) * 8 >= row) break;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) most = op_max(fabsf(value[i][j]), most);
+    }
+    most = block_reduce<Max>(most, shared);
+    const float scale = scale_of(most);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int at = (threadIdx.x + i * blockDim.x) * 8;
+        if (at >= row) break;
+        union { uint2 whole; u8 part[8]; } c;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) c.part[j] = code_of(value[i][j], most, scale);
+        *(uint2*)(codes + base + at) = c.whole;
+    }
 }
 #else
 extern "C" __global__ void quantize(
@@ -52,6 +122,8 @@ extern "C" __global__ void quantize(
     __shared__ float shared[32];
     const int row = (int)n.v[0], group = (int)n.v[1];
     const i64 base = (i64)blockIdx.x * row;
+    others_may_begin();
+    after_others();
     float unit = 1.0f;
     const D::Raw* from = x;
 #if SOURCE == 2

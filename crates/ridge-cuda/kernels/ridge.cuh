@@ -73,6 +73,16 @@ struct F8E4M3 {
     __device__ static u8 store(float x) { return encode_small(x, 3, 7, 0x7e, 0x7f, 0x7f); }
     __device__ static float wrap(float x) { return load(store(x)); }
 };
+// To E4M3 as F8E4M3::store rounds, but what is beyond 448 becomes 448.
+__device__ inline u8 code_of_f8(float x) {
+#if __CUDA_ARCH__ >= 890
+    u16 two;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(x));
+    return (u8)two;
+#else
+    return F8E4M3::store(x != x ? x : fminf(fmaxf(x, -448.0f), 448.0f));
+#endif
+}
 struct F8E5M2 {
     typedef u8 Raw; typedef float Value; typedef float Sum; static const bool is_float = true;
     __device__ static float load(u8 x) {

@@ -8,6 +8,7 @@ use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_runtime::{Backend, Buffer, MemoryOwner, MemoryUse, Program, Result, WeightData, component_offsets};
 
 use crate::device::{CudaDevice, DeviceMemory};
+use crate::encode::{encoded, encodes};
 use crate::error::device as failed;
 use crate::kernels::CudaKernelRegistry;
 use crate::options::CudaOptions;
@@ -104,14 +105,27 @@ impl Backend for Cuda {
     }
 
     fn random(&self, ty: &Type, state: u64, scale: f64) -> Result<Option<Buffer>> {
-        if ty.format.is_some() || !ty.dtype.is_float() {
+        if !ty.dtype.is_float() || !(ty.format.is_none() || encodes(ty)) {
             return Ok(None);
         }
-        let bytes = component_offsets(ty, &Bindings::new())?.1;
+        let plain = Type { format: None, ..ty.clone() };
+        let bytes = component_offsets(&plain, &Bindings::new())?.1;
         let memory = self.device.allocate(bytes, MemoryOwner::Weights)?;
         let elements = bytes / ty.dtype.size_bytes();
         self.device.fill_random(&memory, ty.dtype, elements, state, scale)?;
+        if ty.format.is_some() {
+            return encoded(&self.device, ty, &memory).map(Some);
+        }
         Ok(Some(Buffer::new(bytes, Arc::new(memory))))
+    }
+
+    fn encode(&self, ty: &Type, plain: &WeightData) -> Result<Option<Buffer>> {
+        if !encodes(ty) {
+            return Ok(None);
+        }
+        let memory = self.device.allocate(plain.bytes().len(), MemoryOwner::Weights)?;
+        self.device.upload(&memory, 0, plain.bytes())?;
+        encoded(&self.device, ty, &memory).map(Some)
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {

@@ -25,6 +25,7 @@ use ridge_graph::passes;
 use crate::kernel::{CudaKernel, CudaKernelSpec};
 
 pub use entry::CudaKernelEntry;
+pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]

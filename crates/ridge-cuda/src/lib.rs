@@ -20,6 +20,7 @@ mod compile;
 mod cublaslt;
 mod device;
 mod driver;
+mod encode;
 mod error;
 mod fused;
 mod gemm;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::TensorBytes;
+use ridge_graph::format::ScaledFormat;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Type, passes};
 use ridge_runtime::{Session, WeightData};
@@ -43,7 +44,7 @@ pub enum WeightSource {
 
 impl WeightSource {
     /// `graph` with each weight stored as the source has it, and with matrices in `format` where it is given and their
-    /// shape allows it.
+    /// shape allows it; in a [`ScaledFormat`] only the matrices of layers' products.
     ///
     /// # Errors
     /// [`FilesError::Tensors`](ridge_files::FilesError::Tensors) when the checkpoint's tensors are not the graph's weights.
@@ -51,13 +52,18 @@ impl WeightSource {
         if let Self::Checkpoint(checkpoint) = self {
             check(checkpoint, graph)?;
         }
+        // Codes with scales are for products: embeddings and the output projection keep their dtype, as fp8 checkpoints are
+        // published.
+        let scaled = format.is_some_and(|format| format.downcast::<ScaledFormat>().is_some());
+        let layers = scaled.then(|| passes::layer_weights(graph));
         let storage = |name: &str, ty: &Type| {
             let dtype = match self {
                 Self::Checkpoint(checkpoint) => checkpoint.dtype(name)?,
                 Self::Random(dtype) => *dtype,
             };
             let plain = Type { dtype, ..ty.clone() };
-            let quantised = format.filter(|f| matches!(ty.shape.rank(), 2 | 3) && f.check(&ty.shape).is_ok());
+            let takes = matches!(ty.shape.rank(), 2 | 3) && layers.as_ref().is_none_or(|layers| layers.contains(name));
+            let quantised = format.filter(|f| takes && f.check(&ty.shape).is_ok());
             Some(match quantised.or_else(|| self.format(name)) {
                 Some(f) => plain.stored_as(f.clone()),
                 None => plain,
@@ -82,9 +88,23 @@ impl WeightSource {
 
     fn load_whole(&self, session: &mut Session, arg: &Arg) -> Result<u64> {
         let shape = extents(arg)?;
-        let made = matches!(self, Self::Random(_))
-            && arg.ty.shape.rank() >= 2
-            && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?;
+        let made = match self {
+            Self::Random(_) => {
+                arg.ty.shape.rank() >= 2
+                    && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?
+            }
+            // What is stored as elements, and shall be in a format, the device may encode.
+            Self::Checkpoint(_) => match (&arg.ty.format, self.format(&arg.name)) {
+                (Some(_), None) => {
+                    let plain = Arg { ty: Type { format: None, ..arg.ty.clone() }, ..arg.clone() };
+                    match &*self.parts(&plain, &shape)? {
+                        [plain] => session.load_encoded(&arg.name, &arg.ty, plain)?,
+                        _ => false,
+                    }
+                }
+                _ => false,
+            },
+        };
         if made {
             return Ok(arg.ty.bytes().as_const().map_or(0, |bytes| bytes as u64));
         }

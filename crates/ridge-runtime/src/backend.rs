@@ -113,13 +113,22 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// A plain weight of random numbers made on the device: element `i` is `scale` times the sum less 255 of two bytes,
+    /// A weight of random numbers made on the device, stored in the format of `ty`: element `i` is `scale` times the sum less 255 of two bytes,
     /// the low ones of `bits >> (48 - 16 * (i % 4))`, where `bits` is draw `i / 4` of SplitMix64 that begins at `state`.
     /// `None` where the device leaves that to the host.
     ///
     /// # Errors
     /// When memory runs out.
     fn random(&self, _ty: &Type, _state: u64, _scale: f64) -> Result<Option<Buffer>> {
+        Ok(None)
+    }
+
+    /// A weight of the elements `plain`, of the dtype of `ty`, stored in the format of `ty` as the format's `encode` makes it, by
+    /// the device. `None` where the device leaves that to the host.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn encode(&self, _ty: &Type, _plain: &WeightData) -> Result<Option<Buffer>> {
         Ok(None)
     }
 

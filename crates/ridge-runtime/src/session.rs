@@ -226,6 +226,25 @@ impl Session {
     /// # Errors
     /// When memory runs out, programs or copies use a parameter of that name, or it is no weight of this type.
     pub fn load_random(&mut self, name: &str, ty: &Type, state: u64, scale: f64) -> Result<bool> {
+        self.load_made(name, ty, |backend| backend.random(ty, state, scale))
+    }
+
+    /// Stores elements of the dtype of `ty` in the format of `ty`, in place of a weight of that name; false where the device
+    /// leaves that to the host. See [`Backend::encode`].
+    ///
+    /// # Errors
+    /// As for [`load_random`](Self::load_random).
+    pub fn load_encoded(&mut self, name: &str, ty: &Type, plain: &WeightData) -> Result<bool> {
+        self.load_made(name, ty, |backend| backend.encode(ty, plain))
+    }
+
+    /// Takes the weight that the backend makes, in place of one of that name; false where it makes none.
+    fn load_made(
+        &mut self,
+        name: &str,
+        ty: &Type,
+        make: impl FnOnce(&dyn Backend) -> Result<Option<Buffer>>,
+    ) -> Result<bool> {
         let known = self.find(name);
         if let Some(param) = &known {
             if param.kind != ParamKind::Weight || param.ty != *ty {
@@ -235,7 +254,7 @@ impl Session {
                 return Err(param.error("is used by programs; drop them before replacing it".into()));
             }
         }
-        let Some(buffer) = self.backend.random(ty, state, scale).map_err(|e| named("weight", name, &e))? else {
+        let Some(buffer) = make(&*self.backend).map_err(|e| named("weight", name, &e))? else {
             return Ok(false);
         };
         self.set_layout(name, ty, &buffer, self.store.layout(&self.model, name).as_ref())?;

@@ -60,7 +60,7 @@ pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_
 pub use error::{Error, Result, Smaller};
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
-    estimate_memory, load_engine, load_model, load_network, round_network_for_cpu,
+    estimate_memory, load_engine, load_model, load_network, round_network,
 };
 pub use model::{Model, PlacedModel, Writer};
 pub use placement::{Device, OpenDevice, Placement, TensorParallel};

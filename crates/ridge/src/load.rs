@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ridge_engine::{Engine, EngineOptions};
 use ridge_files::Checkpoint;
-use ridge_graph::passes::round_activations;
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{DType, Role};
 use ridge_hw::units::Bytes;
 use ridge_models::{BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, WeightSource};
@@ -89,22 +89,21 @@ pub fn build_network(
     Ok((network, source))
 }
 
-/// Makes the products of `network` take activations as `numbers` has it for the CPU.
-pub fn round_network_for_cpu(network: &mut Network, numbers: &NumberSettings) {
+/// Makes the products of `network` take activations as `numbers` has it for the device: the CPU or a GPU.
+pub fn round_network(network: &mut Network, numbers: &NumberSettings, on_cpu: bool) {
+    let (prompts, answers) = rounding(numbers, network.module().activations, on_cpu);
     match network {
-        Network::Decoder(model) => round_for_cpu(model, numbers),
+        Network::Decoder(model) => model.take_activations(prompts, answers),
         // Their tokens are all those of prompts.
         Network::Encoder(_) | Network::ImageClassifier(_) => {
-            let module = network.module_mut();
-            round_activations(&mut module.graph, numbers.activations.for_prompts_and_answers(module.activations).0);
+            round_activations(&mut network.module_mut().graph, prompts);
         }
     }
 }
 
-/// Makes the products of `model` take activations as `numbers` has it for the CPU.
-fn round_for_cpu(model: &mut Decoder, numbers: &NumberSettings) {
-    let (prompts, answers) = numbers.activations.for_prompts_and_answers(model.activations);
-    model.take_activations(prompts, answers);
+/// How products take activations of `dtype`, those of prompts and those of answers.
+fn rounding(numbers: &NumberSettings, dtype: DType, on_cpu: bool) -> (Activations, Activations) {
+    if on_cpu { numbers.activations.for_prompts_and_answers(dtype) } else { [numbers.activations.on_gpu(); 2].into() }
 }
 
 /// A network whose weights are on the device.
@@ -132,9 +131,7 @@ pub fn load_network(
     }
     let (mut network, source) = build_network(files, config, numbers, None, random_weights)?;
     let device = OpenDevice::open(placement)?;
-    if device.is_cpu() {
-        round_network_for_cpu(&mut network, numbers);
-    }
+    round_network(&mut network, numbers, device.is_cpu());
     let total = network.module().weight_bytes();
     let mut session = Session::new(device.backend);
     network.module().load(&source, &mut session, None, |done| observer.loading(done, total))?;
@@ -243,9 +240,8 @@ fn place(
         model.cut(config, &axis)?;
     }
     let device = OpenDevice::open(&run.placement)?;
-    if device.is_cpu() {
-        round_for_cpu(&mut model, numbers);
-    }
+    let (prompts, answers) = rounding(numbers, model.activations, device.is_cpu());
+    model.take_activations(prompts, answers);
     Ok(PlacedModel { source, model, device })
 }
 

@@ -13,7 +13,7 @@ pub struct NumberSettings {
     pub dtype: Option<DType>,
     /// Dtype of cached keys and values; that of activations if `None`.
     pub cache_dtype: Option<DType>,
-    /// How the CPU multiplies block-quantised weights.
+    /// How weights that are codes are multiplied.
     pub activations: ActivationMode,
 }
 
@@ -25,13 +25,14 @@ impl NumberSettings {
     }
 }
 
-/// Whether the CPU rounds activations to int8 before it multiplies them by block-quantised weights.
+/// Whether activations are rounded before they are multiplied by weights that are codes: on the CPU to int8 by block-quantised
+/// ones, on a GPU to fp8 by those in [`ScaledFormat::F8_ROWS`](ridge_graph::format::ScaledFormat::F8_ROWS).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationMode {
-    /// The faster for each: exact for tokens of a prompt if activations are bf16 and the CPU has AMX, else rounded.
+    /// The faster for each: on a CPU with AMX exact for tokens of a prompt if activations are bf16, else rounded.
     #[default]
     Auto,
-    /// Always rounded.
+    /// Always rounded, on the CPU to int8.
     Int8,
     /// Never rounded.
     Exact,
@@ -47,7 +48,12 @@ impl ActivationMode {
         }
     }
 
-    /// How products take activations of `dtype`: those of tokens of prompts, and those of tokens of answers.
+    /// How products on a GPU take activations.
+    pub fn on_gpu(self) -> Activations {
+        if self == Self::Exact { Activations::Exact } else { Activations::F8 }
+    }
+
+    /// How products on the CPU take activations of `dtype`: those of tokens of prompts, and those of tokens of answers.
     pub fn for_prompts_and_answers(self, dtype: DType) -> (Activations, Activations) {
         match self {
             Self::Auto if dtype == DType::BF16 && ridge_cpu::has_tiles() => (Activations::Exact, Activations::Int8),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use ridge::{ActivationMode, NumberSettings};
-use ridge_graph::{DType, FormatRef, format};
+use ridge_graph::format::{self, ScaledFormat};
+use ridge_graph::{DType, FormatRef};
 
 use crate::error::{Result, refused};
 
@@ -21,8 +22,8 @@ pub(crate) struct ModelSettings {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Precision")]
 pub(crate) struct NumberArgs {
-    /// Store matrices in this format, converted while loading
-    #[arg(long, value_parser = formats(), ignore_case = true)]
+    /// Store matrices in this format, converted while loading; f8 is E4M3 with one scale per row, for the matrices of layers
+    #[arg(long, value_parser = storage_formats(), ignore_case = true)]
     format: Option<String>,
 
     /// Dtype of activations [default: that in the model's config; for GGUF files bf16, or f32 if their matrices are f32]
@@ -33,7 +34,8 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], ignore_case = true, value_name = "DTYPE")]
     cache_dtype: Option<String>,
 
-    /// Activations in products with block-quantised weights on the CPU: exact, or int8 with one scale per 256 values
+    /// Activations in products with quantised weights: exact, or rounded to int8 with one scale per 256 values (on the CPU, by
+    /// block-quantised weights) or to fp8 with one scale per token (on a GPU, by weights in f8)
     #[arg(long, value_enum, default_value = "auto")]
     activations: ActivationArg,
 }
@@ -41,9 +43,9 @@ pub(crate) struct NumberArgs {
 /// Values of `--activations`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ActivationArg {
-    /// The faster one: exact for prompts if activations are bf16 and the CPU has AMX, int8 otherwise
+    /// The faster one: exact for prompts if activations are bf16 and the CPU has AMX, rounded otherwise
     Auto,
-    /// Always int8
+    /// Always rounded
     Int8,
     /// Always exact
     Exact,
@@ -59,7 +61,9 @@ impl NumberArgs {
             DType::from_name(&name.to_ascii_lowercase()).ok_or_else(|| refused(flag, name, "is not a dtype"))
         };
         let format = |name: &String| {
-            FormatRef::from_name(&name.to_ascii_lowercase()).ok_or_else(|| refused("--format", name, "is not a format"))
+            let name = name.to_ascii_lowercase();
+            let rows = (name == F8).then(|| FormatRef::new(ScaledFormat::F8_ROWS));
+            rows.or_else(|| FormatRef::from_name(&name)).ok_or_else(|| refused("--format", &name, "is not a format"))
         };
         let numbers = NumberSettings {
             format: self.format.as_ref().map(format).transpose()?,
@@ -81,7 +85,15 @@ impl NumberArgs {
 /// Dtypes of activations and unquantised matrices, by name.
 pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
 
-/// Parses the name of a storage format.
+/// Name of [`ScaledFormat::F8_ROWS`] on the command line.
+const F8: &str = "f8";
+
+/// Parses the name of a format that weights can have in memory.
+fn storage_formats() -> PossibleValuesParser {
+    format::all().iter().map(|f| f.name()).chain([F8]).collect::<Vec<_>>().into()
+}
+
+/// Parses the name of a storage format of files.
 pub(crate) fn formats() -> PossibleValuesParser {
     format::all().iter().map(|f| f.name()).collect::<Vec<_>>().into()
 }

@@ -76,7 +76,14 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
             seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
         }
     }
-    let cases = [cases::linears(), cases::norms(), cases::quantised(), cases::blocks(), cases::attentions()];
+    let cases = [
+        cases::linears(),
+        cases::norms(),
+        cases::quantised(),
+        cases::codes_by_rows(),
+        cases::blocks(),
+        cases::attentions(),
+    ];
     let training = [training::attentions(), training::gradients()];
     for case in cases.into_iter().chain(training).flatten() {
         let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);

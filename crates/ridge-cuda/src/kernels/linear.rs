@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
-use ridge_graph::{DType, Function, Op};
+use ridge_graph::{Arg, DType, Function, Op};
 
 use super::entry::CudaKernelEntry;
 use super::norm;
@@ -49,10 +49,21 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 /// The depth from which on 16 warps of a block have enough to do.
 const DEEP: usize = 4096;
 /// What begins in scratch memory begins at a multiple of this many bytes.
-const ALIGN: usize = 256;
+pub(super) const ALIGN: usize = 256;
 
 /// Bytes of a block's ring, as the text has it.
-const RING: u32 = 64 << 10;
+pub(super) const RING: u32 = 64 << 10;
+
+/// How the kernel that streams weights has x.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamedX {
+    /// Elements, as those of the weights.
+    Plain,
+    /// Codes with scales of rows, as those of the weights.
+    Codes,
+    /// One row of elements, which becomes codes on the way.
+    Quantised,
+}
 
 /// What is done to the product.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,6 +103,18 @@ pub(super) fn sums(body: &Function) -> bool {
 /// Two linears without biases, of which the first is the gate of the other.
 pub(super) fn gated_pair(body: &Function) -> bool {
     composite::<LinearGroup>(body).is_some_and(|g| g.count == 2 && !g.biases)
+}
+
+/// The weights of a linear or a group.
+pub(super) fn weights(body: &Function) -> &[Arg] {
+    let count = composite::<LinearGroup>(body).map_or(1, |group| group.count);
+    let biases = match (composite::<Linear>(body), composite::<LinearGroup>(body)) {
+        (Some(one), _) => usize::from(one.bias),
+        (_, Some(group)) if group.biases => group.count,
+        _ => 0,
+    };
+    let end = body.args.len() - biases;
+    &body.args[end - count..end]
 }
 
 /// A linear or several of one input.
@@ -188,9 +211,9 @@ impl<'a> LinearCall<'a> {
         source: Arc<CudaSource>,
         threads: u32,
         shared_bytes: u32,
-        x: SlotOffset,
+        args: Vec<LaunchArg>,
     ) -> Result<CudaKernel, String> {
-        let mut launch = grid(source, [self.column_blocks(), 1, 1], threads, self.streaming_args(x))?;
+        let mut launch = grid(source, [self.column_blocks(), 1, 1], threads, args)?;
         for action in &mut launch.actions {
             if let DeviceAction::Launch { shared, prefetched, .. } = action {
                 *shared = shared_bytes;
@@ -223,30 +246,42 @@ impl<'a> LinearCall<'a> {
 
     /// Every weight read once, by one launch.
     fn streamed(&self) -> Result<CudaKernel, String> {
-        let gated = self.after == LinearEpilogue::Swiglu;
-        let warps = if self.depth >= DEEP && !gated { 16 } else { 8 };
+        let warps = self.streaming_warps();
         // One row's norm is made on the way; those of several would keep the weights waiting.
         let on_the_way = self.norm.is_some() && self.rows == 1;
         let threads = norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16);
         let (mut kernel, x) =
             if on_the_way { (CudaKernel::default(), (OperandSlot::Input(self.x), 0)) } else { self.normed()? };
+        let norm_threads = if on_the_way { threads } else { 0 };
+        let source = self.rows_source(StreamedX::Plain, warps, norm_threads);
+        let launch = self.streaming_launch(source, 32 * warps, RING, self.streaming_args(x))?;
+        kernel.actions.extend(launch.actions);
+        Ok(kernel)
+    }
+
+    /// `kernels/linear_rows.cu` for so many warps, and so many threads that make the norm of the one row, 0 for none.
+    pub(super) fn rows_source(&self, x: StreamedX, warps: u32, norm_threads: usize) -> Arc<CudaSource> {
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let defines = [
             ("D", name(self.x().dtype)),
-            ("ROWS", if self.rows <= 8 { "8" } else { "16" }),
+            ("SCALED", flag(x != StreamedX::Plain)),
+            ("QUANTISE", flag(x == StreamedX::Quantised)),
+            ("ROWS", &*self.rows.next_power_of_two().max(8).to_string()),
             ("WARPS", &*warps.to_string()),
             ("COUNT", &*self.count.to_string()),
             ("ADD", flag(self.after == LinearEpilogue::Add)),
             ("BIAS", flag(self.biases)),
             ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
-            ("SWIGLU", flag(gated)),
-            ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
+            ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
+            ("NORM", &*norm_threads.to_string()),
             ("NORM_TYPE", name(gain.dtype)),
         ];
-        let source = CudaSource::new("linear_rows", &defines, &ROWS);
-        let launch = self.streaming_launch(source, 32 * warps, RING, x)?;
-        kernel.actions.extend(launch.actions);
-        Ok(kernel)
+        CudaSource::new("linear_rows", &defines, &ROWS)
+    }
+
+    /// Warps of a block that streams weights.
+    pub(super) fn streaming_warps(&self) -> u32 {
+        if self.depth >= DEEP && self.after != LinearEpilogue::Swiglu { 16 } else { 8 }
     }
 
     /// After `kernel`, which prepares x at `x` and plain weights of `dtypes` at `weights`: a matrix product for each weight, and
@@ -344,7 +379,7 @@ impl<'a> LinearCall<'a> {
     }
 
     /// The pass behind the last product, unless cuBLASLt does it.
-    fn follow(&self, kernel: &mut CudaKernel, result: DType, elements: usize, args: Vec<LaunchArg>) {
+    pub(super) fn follow(&self, kernel: &mut CudaKernel, result: DType, elements: usize, args: Vec<LaunchArg>) {
         let defines = [
             ("Y", name(result)),
             ("D", name(self.x().dtype)),

@@ -2,14 +2,13 @@
 //! many, `kernels/decode_blocks.cu` decodes them ahead of matrix products.
 
 use ridge_graph::format::{self, BlockFormat};
-use ridge_graph::ops::{Linear, LinearGroup};
 use ridge_graph::{DType, FormatRef, Function};
 
 use super::entry::CudaKernelEntry;
-use super::linear::{LinearCall, LinearEpilogue, flag, gated_pair, sums};
+use super::linear::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
 use super::norm;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, composite, input, name, numbers,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, input, name, numbers,
 };
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
@@ -59,8 +58,6 @@ const CHUNK: usize = 256;
 const ALIGNED_DEPTH: usize = 128;
 /// Maximum number of rows whose weights are streamed.
 const FEW_ROWS: usize = 32;
-/// What begins in scratch memory begins at a multiple of this many bytes.
-const ALIGN: usize = 256;
 /// Shared memory of a block's ring: at most, so that every GPU has it, and up to which a third stage is worth its room.
 const MAX_RING_BYTES: usize = 80 << 10;
 const SMALL_RING_BYTES: usize = 48 << 10;
@@ -104,18 +101,6 @@ impl BlockText {
     fn ring_bytes(self, stages: usize) -> usize {
         stages * self.stage_bytes() + 16 * 8 * self.scales
     }
-}
-
-/// The weights of a linear or a group.
-fn weights(body: &Function) -> &[ridge_graph::Arg] {
-    let count = composite::<LinearGroup>(body).map_or(1, |group| group.count);
-    let biases = match (composite::<Linear>(body), composite::<LinearGroup>(body)) {
-        (Some(one), _) => usize::from(one.bias),
-        (_, Some(group)) if group.biases => group.count,
-        _ => 0,
-    };
-    let end = body.args.len() - biases;
-    &body.args[end - count..end]
 }
 
 /// Everything is plain but the weights, each in a format of blocks that the text has; x is a 16-bit float.
@@ -200,7 +185,8 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
     ];
     let staged = if one { linears.depth * linears.x().dtype.size_bytes() } else { 0 };
     let source = CudaSource::new("linear_blocks", &defines, &ROWS);
-    let launch = linears.streaming_launch(source, 32 * warps as u32, (ring + staged) as u32, x)?;
+    let launch =
+        linears.streaming_launch(source, 32 * warps as u32, (ring + staged) as u32, linears.streaming_args(x))?;
     kernel.actions.extend(launch.actions);
     Ok(kernel)
 }

@@ -1,16 +1,18 @@
 //! Quantisation to codes with scales: `kernels/quantize.cu`.
 
+use std::sync::Arc;
+
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{Quantize, RmsNorm};
-use ridge_graph::{Function, Type};
+use ridge_graph::{DType, Function, Type};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
-    name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, blocks, grid,
+    input, name, numbers, output,
 };
 
-pub(super) const QUANTIZE: KernelText<'_> = KernelText::new(include_str!("../../kernels/quantize.cu"));
+pub(super) const QUANTIZE: KernelText<'_> = KernelText::new(include_str!("../../kernels/quantize.cu")).early_launch();
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -54,26 +56,88 @@ fn sums_by_rows(body: &Function) -> bool {
     by_rows(body) && body.args[0].ty == body.args[1].ty
 }
 
+/// `entry` of the text for x of `dtype` and a norm's weight of `weight`; `vectors` of [`PIECE`] elements are what a thread holds.
+fn text(
+    entry: &str,
+    format: ScaledFormat,
+    [dtype, weight]: [DType; 2],
+    source: Source,
+    vectors: usize,
+) -> Arc<CudaSource> {
+    let number = (source as usize).to_string();
+    let flag = |on: bool| if on { "1" } else { "0" };
+    let defines = [
+        ("D", name(dtype)),
+        ("W", name(weight)),
+        ("SOURCE", &*number),
+        ("INT8", flag(format.codes == CodeType::Int8)),
+        ("WHOLE", flag(format.scales == ScaleLayout::Row)),
+        ("TENSOR", flag(format.scales == ScaleLayout::Tensor)),
+        ("VECTORS", &*vectors.to_string()),
+    ];
+    CudaSource::new(entry, &defines, &QUANTIZE)
+}
+
+/// Elements that a thread reads at once.
+const PIECE: usize = 8;
+/// Vectors of [`PIECE`] elements that a thread holds at most.
+const MAX_VECTORS: usize = 8;
+
+/// What makes rows of `inner` elements into codes with scales, and the threads of a block, which makes a row.
+fn rows(format: ScaledFormat, dtypes: [DType; 2], source: Source, inner: usize) -> (Arc<CudaSource>, u32) {
+    let held = inner.div_ceil(PIECE * THREADS);
+    let whole = format.scales == ScaleLayout::Row && inner.is_multiple_of(PIECE) && dtypes[0].size_bytes() == 2;
+    if whole && (1..=MAX_VECTORS).contains(&held) {
+        let threads = (inner / PIECE).div_ceil(held).next_multiple_of(32) as u32;
+        return (text("quantize_row", format, dtypes, source, held), threads);
+    }
+    (text("quantize", format, dtypes, source, 0), inner.next_multiple_of(32).clamp(32, THREADS) as u32)
+}
+
+/// What makes rows of `inner` elements of `dtype` into codes with a scale for each row, and the threads of a block, which
+/// makes a row.
+pub(crate) fn plain_rows(format: ScaledFormat, dtype: DType, inner: usize) -> (Arc<CudaSource>, u32) {
+    rows(format, [dtype; 2], Source::Plain, inner)
+}
+
+/// Codes with a scale for each row, of x at input `x` or of its norm by the weight behind it, in `codes` and `scales`.
+pub(super) fn quantised_rows(
+    spec: &CudaKernelSpec<'_>,
+    x: usize,
+    format: ScaledFormat,
+    [codes, scales]: [SlotOffset; 2],
+) -> Result<CudaKernel, String> {
+    let of = &spec.inputs[x];
+    let inner = of.shape.last().copied().unwrap_or(1);
+    let norm = spec.composite::<RmsNorm>();
+    let weight = if norm.is_some() { x + 1 } else { x };
+    let source = if norm.is_some() { Source::Norm } else { Source::Plain };
+    let [codes, scales] = [codes, scales].map(|(slot, offset)| LaunchArg::Pointer(slot, offset));
+    let args = vec![
+        input(x),
+        input(x),
+        input(weight),
+        codes,
+        scales,
+        // There is no sum: any address will do.
+        input(x),
+        LaunchArg::Float(norm.map_or(0.0, |norm| norm.eps as f32)),
+        numbers(&[inner, inner]),
+    ];
+    let (text, threads) = rows(format, [of.dtype, spec.inputs[weight].dtype], source, inner);
+    grid(text, [of.len() / inner.max(1), 1, 1], threads, args)
+}
+
 fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String> {
     let format = spec.composite::<Quantize>().ok_or("no quantize in the group")?.format;
     let (x, out) = (&spec.inputs[0], &spec.outputs[0]);
     let offsets = out.component_offsets()?;
     let (codes, scales) = (output(0), LaunchArg::Pointer(OperandSlot::Output(0), offsets[1]));
     let weight = spec.inputs.last().map_or(x.dtype, |weight| weight.dtype);
-    let number = (source as usize).to_string();
-    let flag = |on: bool| if on { "1" } else { "0" };
-    let defines = [
-        ("D", name(x.dtype)),
-        ("W", name(weight)),
-        ("SOURCE", &*number),
-        ("INT8", flag(format.codes == CodeType::Int8)),
-        ("WHOLE", flag(format.scales == ScaleLayout::Row)),
-        ("TENSOR", flag(format.scales == ScaleLayout::Tensor)),
-    ];
+    let dtypes = [x.dtype, weight];
     if format.scales == ScaleLayout::Tensor {
         // The largest magnitude is found in scratch memory, which begins as 0.
         let amax = || LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let text = |entry: &str| CudaSource::new(entry, &defines, &QUANTIZE);
         let zero = DeviceAction::Constant { bytes: vec![0; 4], to: OperandSlot::Scratch };
         let groups = x.len().div_ceil(THREADS * 8).max(1);
         let mut kernel = CudaKernel::from(zero);
@@ -81,13 +145,13 @@ fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String>
             ("amax_of", vec![input(0), amax(), numbers(&[x.len()])]),
             ("quantize_all", vec![input(0), amax(), codes, scales, numbers(&[x.len()])]),
         ] {
-            kernel.actions.extend(blocks(text(entry), groups, THREADS as u32, args).actions);
+            kernel.actions.extend(blocks(text(entry, format, dtypes, source, 0), groups, THREADS as u32, args).actions);
         }
         kernel.scratch = 4;
         return Ok(kernel);
     }
     let inner = out.shape.last().copied().unwrap_or(1);
-    let rows = out.len().checked_div(inner).unwrap_or(0);
+    let count = out.len().checked_div(inner).unwrap_or(0);
     let group = format.group(inner).ok_or("scales are not of rows")?;
     // Where there is no residual, weight or sum, any address will do.
     let (r, weight) = match source {
@@ -99,6 +163,6 @@ fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String>
     let sum = output(usize::from(source == Source::Sum));
     let eps = spec.composite::<RmsNorm>().map_or(0.0, |norm| norm.eps as f32);
     let args = vec![input(0), r, weight, codes, scales, sum, LaunchArg::Float(eps), numbers(&[inner, group])];
-    let threads = inner.next_multiple_of(32).clamp(32, THREADS);
-    grid(CudaSource::new("quantize", &defines, &QUANTIZE), [rows, 1, 1], threads as u32, args)
+    let (text, threads) = rows(format, dtypes, source, inner);
+    grid(text, [count, 1, 1], threads, args)
 }

@@ -165,6 +165,84 @@ pub(crate) fn quantised() -> Vec<KernelCase> {
     cases
 }
 
+/// Linears by weights of fp8 codes with a scale for each row, whose x becomes codes on the way: one row, a few, and many.
+pub(crate) fn codes_by_rows() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let format = ScaledFormat::F8_ROWS;
+    for (dtype, rows) in [
+        (DType::BF16, 1),
+        (DType::BF16, 3),
+        (DType::BF16, 17),
+        (DType::BF16, 32),
+        (DType::BF16, 65),
+        (DType::F16, 1),
+        (DType::F16, 9),
+    ] {
+        for (depth, columns) in [(16, 5), (1040, 33), (4096, 48)] {
+            let what = format!("{dtype}, {rows} x {depth} x {columns}");
+            let weight = |g: &mut Builder, name: &str, columns: usize| {
+                g.weight(name, Type::tensor(DType::BF16, [columns, depth]).stored_as(FormatRef::new(format)))
+            };
+            let input =
+                |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
+            let plain = |g: &mut Builder| {
+                let x = input(g, "x", depth)?;
+                g.quantize(x, format)
+            };
+            let normed = |g: &mut Builder| {
+                let x = input(g, "x", depth)?;
+                let gain = g.weight("gain", Type::tensor(DType::F32, [depth]))?;
+                let x = g.rms_norm(x, gain, 1e-5)?;
+                g.quantize(x, format)
+            };
+            let gated = |g: &mut Builder, x: Var| {
+                let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
+                let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
+                Ok(vec![g.swiglu(gate, up)?])
+            };
+            let three = |g: &mut Builder, x: Var| {
+                let mut outputs = Vec::new();
+                for (name, columns) in [("q", columns), ("k", 17), ("v", columns + 3)] {
+                    let w = weight(g, name, columns)?;
+                    outputs.push(g.linear(x, w)?);
+                }
+                Ok(outputs)
+            };
+            cases.push(case("quantize_linear", &what, |g| {
+                let (x, w) = (plain(g)?, weight(g, "w", columns)?);
+                Ok(vec![g.linear(x, w)?])
+            }));
+            cases.push(case("quantize_linear_bias", &what, |g| {
+                let (x, w) = (plain(g)?, weight(g, "w", columns)?);
+                let b = g.weight("b", Type::tensor(dtype, [columns]))?;
+                Ok(vec![g.linear_bias(x, w, Some(b))?])
+            }));
+            cases.push(case("quantize_linear_add", &what, |g| {
+                let (x, r, w) = (plain(g)?, input(g, "r", columns)?, weight(g, "w", columns)?);
+                let y = g.linear(x, w)?;
+                Ok(vec![g.add(r, y)?])
+            }));
+            cases.push(case("quantize_linear_group", &what, |g| {
+                let x = plain(g)?;
+                three(g, x)
+            }));
+            cases.push(case("norm_quantize_linear_group", &what, |g| {
+                let x = normed(g)?;
+                three(g, x)
+            }));
+            cases.push(case("quantize_linear_swiglu", &what, |g| {
+                let x = plain(g)?;
+                gated(g, x)
+            }));
+            cases.push(case("norm_quantize_linear_swiglu", &what, |g| {
+                let x = normed(g)?;
+                gated(g, x)
+            }));
+        }
+    }
+    cases
+}
+
 /// Linears by weights in block formats: few rows, whose weights are read in their own bits, and many, and depths of whole
 /// chunks of 256 and of halves.
 pub(crate) fn blocks() -> Vec<KernelCase> {

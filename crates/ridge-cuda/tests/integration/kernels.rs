@@ -10,9 +10,12 @@ use crate::common::gpu;
 use crate::running::{run, same_bits};
 use crate::training;
 use ridge_graph::conformance::judge_graph;
+use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::sample::Rng;
-use ridge_graph::{Arg, Bindings, Builder, DType, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var};
-use ridge_runtime::{Backend, lower};
+use ridge_graph::{
+    Arg, Bindings, Builder, DType, FormatRef, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var,
+};
+use ridge_runtime::{Backend, WeightData, component_offsets, lower};
 
 /// The names of the kernels that claim something of the graph.
 fn claimed(backend: &dyn Backend, graph: &Graph) -> Vec<String> {
@@ -99,6 +102,36 @@ fn norms_of_rows_up_to_the_widest() {
 fn values_are_quantised_where_they_are_made_and_multiplied_as_codes() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::quantised());
+}
+
+#[test]
+fn rows_become_codes_on_the_way_to_products_by_codes() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases::codes_by_rows());
+}
+
+#[test]
+fn weights_are_encoded_on_the_device_as_on_the_host() {
+    let Some(gpu) = gpu() else { return };
+    for codes in [CodeType::F8E4M3, CodeType::Int8] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let format = FormatRef::new(ScaledFormat::new(codes, ScaleLayout::Row));
+            let plain = Rng::new(4).normal(dtype, &[37, 129]);
+            let ty = Type::tensor(dtype, [37, 129]).stored_as(format.clone());
+            let buffer =
+                gpu.encode(&ty, &WeightData::Owned(plain.to_bytes())).expect("encodes").expect("on the device");
+            let values: Vec<f32> = plain.floats().iter().map(|v| *v as f32).collect();
+            let (offsets, _) = component_offsets(&ty, &Bindings::new()).expect("has components");
+            let got = gpu.read(&buffer).expect("reads");
+            for (wanted, offset) in format.encode(&values, &[37, 129], None).iter().zip(offsets) {
+                assert!(
+                    got[offset..][..wanted.len()] == **wanted,
+                    "{} of {dtype}, component at {offset}",
+                    format.name()
+                );
+            }
+        }
+    }
 }
 
 #[test]

@@ -141,6 +141,10 @@ impl ScaledFormat {
     /// Codes of int8 with a scale for [`ScaleLayout::Group`] of 256: how the CPU's kernels of 8-bit codes take x.
     pub const INT8_G256: Self = Self { codes: CodeType::Int8, scales: ScaleLayout::Group(256) };
 
+    /// Codes of E4M3 with a scale for each row: how matrices are stored in fp8 while loading, and how GPUs take x of products
+    /// by them.
+    pub const F8_ROWS: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Row };
+
     /// Codes with scales.
     pub const fn new(codes: CodeType, scales: ScaleLayout) -> Self {
         Self { codes, scales }

@@ -1,4 +1,4 @@
-//! Quantises the activations of linears whose weights are stored in blocks of codes.
+//! Quantises the activations of linears whose weights are codes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
 use crate::ops::{Linear, LinearGroup, Quantize};
 use crate::types::Type;
 
-/// How linears by weights in block formats take x.
+/// How linears by weights that are codes take x.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Activations {
     /// As it is.
@@ -17,6 +17,9 @@ pub enum Activations {
     /// As codes of 8 bits, 256 to a scale ([`ScaledFormat::INT8_G256`]), which a machine multiplies faster by weights that
     /// are codes themselves.
     Int8,
+    /// By weights in [`ScaledFormat::F8_ROWS`] in that format too, with a scale for each token, as tensor cores of GPUs take
+    /// both; by others as it is.
+    F8,
 }
 
 impl Activations {
@@ -25,20 +28,26 @@ impl Activations {
         match self {
             Self::Exact => "exact",
             Self::Int8 => "int8",
+            Self::F8 => "f8",
         }
     }
 }
 
-/// Puts a [`Quantize`] in front of the linears whose weights are all stored in block formats and whose K is a number, one
-/// for all that share an x; leaves the graph as it is for exact activations.
+/// Puts a [`Quantize`] in front of the linears whose weights are all stored in formats that `activations` rounds x for and
+/// whose K is a number, one for all that share an x; leaves the graph as it is for exact activations.
 pub fn round_activations(graph: &mut Graph, activations: Activations) {
     let format = match activations {
         Activations::Exact => return,
         Activations::Int8 => ScaledFormat::INT8_G256,
+        Activations::F8 => ScaledFormat::F8_ROWS,
+    };
+    let rounded_for: fn(&FormatRef) -> bool = match activations {
+        Activations::F8 => |weight| weight.downcast::<ScaledFormat>() == Some(&ScaledFormat::F8_ROWS),
+        _ => |weight| weight.downcast::<ScaledFormat>().is_none(),
     };
     for function in &mut graph.functions {
         let linears: Vec<(usize, Type)> =
-            (0..function.nodes.len()).filter_map(|i| Some((i, type_of_x(function, i)?))).collect();
+            (0..function.nodes.len()).filter_map(|i| Some((i, type_of_x(function, i, rounded_for)?))).collect();
         if linears.is_empty() {
             continue;
         }
@@ -65,7 +74,7 @@ pub fn round_activations(graph: &mut Graph, activations: Activations) {
 }
 
 /// The type of the x of node `i`, if that is a linear to quantise x for.
-fn type_of_x(function: &Function, i: usize) -> Option<Type> {
+fn type_of_x(function: &Function, i: usize, rounded_for: fn(&FormatRef) -> bool) -> Option<Type> {
     let node = &function.nodes[i];
     let Op::Composite(op) = &node.op else { return None };
     let count = match (op.downcast::<Linear>(), op.downcast::<LinearGroup>()) {
@@ -74,7 +83,7 @@ fn type_of_x(function: &Function, i: usize) -> Option<Type> {
         _ => return None,
     };
     let x = function.ty(node.inputs[0]);
-    let in_blocks = |w: &Var| function.ty(*w).format.as_ref().is_some_and(|f| f.downcast::<ScaledFormat>().is_none());
-    let takes = x.is_plain() && x.shape.last().as_const().is_some() && node.inputs[1..=count].iter().all(in_blocks);
+    let suits = |w: &Var| function.ty(*w).format.as_ref().is_some_and(rounded_for);
+    let takes = x.is_plain() && x.shape.last().as_const().is_some() && node.inputs[1..=count].iter().all(suits);
     takes.then(|| x.clone())
 }

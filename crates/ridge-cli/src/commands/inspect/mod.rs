@@ -121,7 +121,7 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     let config = files.network_config()?;
     let (mut network, _) =
         ridge::build_network(&files, &config, &settings.model.numbers, settings.context, !files.has_weights())?;
-    ridge::round_network_for_cpu(&mut network, &settings.model.numbers);
+    ridge::round_network(&mut network, &settings.model.numbers, true);
     match settings.output {
         InspectOutput::Graph => return print(&graphs(&network, |graph| Ok(graph.to_string()))?),
         InspectOutput::LoweredGraph => return print(&lowered(&network)?),
