@@ -1,4 +1,6 @@
-// A product of 16-bit floats on Hopper's tensor cores: [m, k] x [n, k]^T, summed in f32 in the order of k.
+// A product on Hopper's tensor cores: [m, k] x [n, k]^T, summed in f32 in the order of k, of 16-bit floats or, if SCALED, of
+// codes of E4M3 with a scale for each row of both sides. Tensor cores add products of codes with fewer bits than f32 has, so
+// the sums of each slice are added up in f32.
 // Floor: 2 m n k FLOPs over the tensor cores' peak, or the bytes of both sides and the result over bandwidth.
 // A block makes tiles of ROWS x COLUMNS, one after another: the first warp copies slices of DEPTH of both sides into a
 // ring of STAGES, and each of CONSUMERS warpgroups multiplies 64 rows of every tile or, with ALTERNATE, every other tile,
@@ -7,16 +9,23 @@
 // Where tiles are fewer than multiprocessors, SPLIT blocks of a cluster take a part of k each, and then each adds up a part of the
 // tile's columns, which the others write to its shared memory; the order of sums is that of k. COUNT right sides have a result each.
 // The first slices of the right sides, which are weights, are copied before earlier launches have ended.
-// Numbers: m, k, and n of each right side. D, CONSUMERS, COLUMNS, STAGES, ALTERNATE, SPLIT, COUNT, ADD, SWIGLU and OUT_WIDE, whether
-// the result is in f32, come from the instance; n and k divide by 8. For other architectures it is empty, and is not launched.
+// Numbers: m, k, and n of each right side. D of 16-bit operands and results, SCALED, CONSUMERS, COLUMNS, STAGES, ALTERNATE, SPLIT, COUNT, ADD, SWIGLU and OUT_WIDE, whether
+// the result is in f32, come from the instance; n and k divide by 8, k of codes by 16. For other architectures it is empty, and is not launched.
 
-#define DEPTH 64
+#if SCALED
+typedef F8E4M3 Operand;
+#else
+typedef D Operand;
+#endif
+// Bytes of a row of a slice, which is swizzled so, and the elements of it.
+#define LINE 128
+#define DEPTH (LINE / (int)sizeof(Operand::Raw))
 #define GROUP 8
 #define PARTS (ALTERNATE ? 2 : 1)
 #define ROWS (64 * (ALTERNATE ? PARTS : CONSUMERS))
 #define WIDTH (SWIGLU ? COLUMNS / 2 : COLUMNS)
-#define SLICE_A (ROWS * DEPTH * 2)
-#define SLICE (SLICE_A + COLUMNS * DEPTH * 2)
+#define SLICE_A (ROWS * LINE)
+#define SLICE (SLICE_A + COLUMNS * LINE)
 
 __device__ inline u32 pack(float low, float high) { return Mma<D>::pack(low, high); }
 __device__ inline float low(u32 x) { return D::load((u16)x); }
@@ -28,6 +37,8 @@ __device__ inline float gated(float gate, float up) { return gate * op_sigmoid(g
 #define SHARE (COLUMNS / SPLIT)
 
 struct Outputs { void* out[COUNT]; };
+// Scales of rows of the left side, and of those of each right side.
+struct RowScales { const float* left; const float* right[SWIGLU ? 2 : COUNT]; };
 
 // Where tile `t` begins: rows in groups, columns within a group, and of which right side.
 struct Tiles {
@@ -54,11 +65,31 @@ struct Tiles {
     }
 };
 
-// A warpgroup's sums to memory.
-__device__ inline void store(const float* d, void* out, const void* r, i64 row, i64 column, i64 m, i64 n, int lane) {
+// A warpgroup's sums to memory; `left` and `right` are scales, `up` those of the other matrix of a gate.
+__device__ inline void store(
+    float* d, void* out, const void* r, i64 row, i64 column, i64 m, i64 n, int lane,
+    const float* left, const float* right, const float* up
+) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const i64 at = row + lane / 4 + 8 * half;
+#if SCALED
+        const float of_row = at < m ? left[at] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < WIDTH / SPLIT / 8; ++j) {
+            const i64 c = column + 8 * j + 2 * (lane % 4);
+            if (c >= n) continue;
+            float* s = d + 4 * j + 2 * half;
+            const float2 of_columns = *(const float2*)(right + c);
+            s[0] *= of_row * of_columns.x;
+            s[1] *= of_row * of_columns.y;
+#if SWIGLU
+            const float2 of_up = *(const float2*)(up + c);
+            s[WIDTH / 2] *= of_row * of_up.x;
+            s[WIDTH / 2 + 1] *= of_row * of_up.y;
+#endif
+        }
+#endif
 #if OUT_WIDE
 #pragma unroll
         for (int j = 0; j < WIDTH / SPLIT / 8; ++j) {
@@ -108,7 +139,13 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
     const __grid_constant__ TensorMap b2,
 #endif
     const Outputs outputs, const void* __restrict__ r, const Numbers<2 + COUNT> n
+#if SCALED
+    , const RowScales scales
+#endif
 ) {
+#if !SCALED
+    const RowScales scales = {};
+#endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ u8 shared[];
     __shared__ u64 barriers[2 * STAGES + 4];
@@ -157,7 +194,7 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
 #endif
                 copy_box(to + SLICE_A, map, done, s * DEPTH, column);
 #if SWIGLU
-                copy_box(to + SLICE_A + WIDTH * DEPTH * 2, &b1, done, s * DEPTH, column);
+                copy_box(to + SLICE_A + WIDTH * LINE, &b1, done, s * DEPTH, column);
 #endif
             };
             // Slices of the first tile whose right sides are on their way.
@@ -200,6 +237,10 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
             int row, column, side;
             tiles.of(t, row, column, side);
             float d[PARTS][COLUMNS / 2];
+#if SCALED
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; ++i) d[0][i] = 0.0f;
+#endif
 #if ALTERNATE
             // A slice is waited for when the one before it in its place has come: parity tells no more.
             barrier_wait(turns_at + 8 * turn, (t / (turns * stride) + turn + 1) & 1);
@@ -210,13 +251,25 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
 #if ALTERNATE
                 if (s == own - 1 && lane == 0) barrier_arrive(turns_at + 8 * (turn ^ 1));
 #endif
-                const u64 x = swizzled(from + part * 64 * DEPTH * 2), w = swizzled(from + SLICE_A);
+                const u64 x = swizzled(from + part * 64 * LINE), w = swizzled(from + SLICE_A);
                 products_begin();
+#if SCALED
+                float of_slice[COLUMNS / 2];
 #pragma unroll
-                for (int k = 0; k < DEPTH / 16; ++k)
+                for (int k = 0; k < LINE / 32; ++k) Wgmma<Operand, COLUMNS>::of(of_slice, x + 2 * k, w + 2 * k, k > 0);
+                products_end();
+                products_wait<0>();
+                if (lane == 0) barrier_arrive(empty + 8 * stage);
+                products_done<COLUMNS / 2>(of_slice);
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; ++i) d[0][i] += of_slice[i];
+            }
+#else
+#pragma unroll
+                for (int k = 0; k < LINE / 32; ++k)
 #pragma unroll
                     for (int i = 0; i < PARTS; ++i)
-                        Wgmma<D, COLUMNS>::of(d[i], x + i * (64 * DEPTH * 2 >> 4) + 2 * k, w + 2 * k, s > 0 || k > 0);
+                        Wgmma<D, COLUMNS>::of(d[i], x + i * (64 * LINE >> 4) + 2 * k, w + 2 * k, s > 0 || k > 0);
                 products_end();
                 // The slice before is multiplied now, and its place in the ring free.
                 products_wait<1>();
@@ -224,13 +277,16 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
             }
             products_wait<0>();
             if (lane == 0) barrier_arrive(empty + 8 * ((at - 1) % STAGES));
+#endif
             at += (turns - 1) * own;
             const i64 first = row + part * 64 + threadIdx.x / 32 % 4 * 16;
             void* out = outputs.out[0];
             i64 columns = n.v[2];
+            const float* right = scales.right[0];
 #pragma unroll
             for (int i = 1; i < COUNT; ++i)
-                if (side == i) out = outputs.out[i], columns = n.v[2 + i];
+                if (side == i) out = outputs.out[i], columns = n.v[2 + i], right = scales.right[i];
+            const float* up = scales.right[SWIGLU ? 1 : 0];
 #pragma unroll
             for (int i = 0; i < PARTS; ++i) products_done<COLUMNS / 2>(d[i]);
 #if SPLIT > 1
@@ -276,11 +332,12 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
 #pragma unroll
                 for (int other = 0; other < SPLIT; ++other)
                     if (other != rank) arrive_remote(of_rank(parts_free, other));
-            store(total, out, r, first, column + rank * SHARE, n.v[0], columns, lane);
+            store(total, out, r, first, column + rank * SHARE, n.v[0], columns, lane, scales.left, right, up);
             ++nth;
 #else
 #pragma unroll
-            for (int i = 0; i < PARTS; ++i) store(d[i], out, r, first + 64 * i, column, n.v[0], columns, lane);
+            for (int i = 0; i < PARTS; ++i)
+                store(d[i], out, r, first + 64 * i, column, n.v[0], columns, lane, scales.left, right, up);
 #endif
         }
     }

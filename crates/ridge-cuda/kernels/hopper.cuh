@@ -148,6 +148,17 @@ template <class D, int COLUMNS> struct Wgmma;
         SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64), SUMS_32(d, 96))
 WGMMAS(BF16, "bf16")
 WGMMAS(F16, "f16")
+// Of 8-bit floats a is 64 x 32, and b COLUMNS x 32. Sums have fewer bits than f32.
+#define WGMMA_8(COLUMNS, PLACES, A, B, ADD, ...) \
+    template <> struct Wgmma<F8E4M3, COLUMNS> { \
+        __device__ static void of(float* d, u64 a, u64 b, int add) { \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n" \
+                "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.f32.e4m3.e4m3 {" PLACES "}, " A ", " B \
+                ", p, 1, 1;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
+        } \
+    };
+WGMMA_8(64, PLACES_0, "%32", "%33", "%34", SUMS_32(d, 0))
+WGMMA_8(128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", SUMS_32(d, 0), SUMS_32(d, 32))
 
 // As above, with a in registers, as mma.sync takes it for each warp's 16 rows, and b 16 x COLUMNS (`swizzled_columns`).
 template <class D, int COLUMNS> struct WgmmaRows;

@@ -16,8 +16,8 @@ const ENTRY: &str = "gemm_sm90";
 /// The architecture that it is made for.
 pub(crate) const ARCH: &str = "sm_90a";
 
-/// Elements of a slice of both operands: 128 bytes, as the swizzle has it.
-const DEPTH: usize = 64;
+/// Bytes of a row of a slice of both operands, as the swizzle has it.
+const LINE: usize = 128;
 
 /// How a block works: so many warpgroups on tiles of so many columns, over a ring of so many slices.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +35,15 @@ struct Tiling {
 const TILINGS: [Tiling; 6] = [
     Tiling { consumers: 2, columns: 128, stages: 6, alternate: true, split: 1 },
     Tiling { consumers: 2, columns: 256, stages: 4, alternate: false, split: 1 },
+    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1 },
+    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1 },
+    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2 },
+    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2 },
+];
+
+/// The same for codes, whose sums of a slice take registers beside the sums of all.
+const CODE_TILINGS: [Tiling; 5] = [
+    Tiling { consumers: 2, columns: 128, stages: 6, alternate: false, split: 1 },
     Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1 },
     Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1 },
     Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2 },
@@ -60,7 +69,7 @@ impl Tiling {
     /// Bytes of the ring and of the sums of other blocks, with room to align them.
     fn shared(self) -> usize {
         let parts = (self.split - 1) * self.rows() * (self.columns / self.split) * 4;
-        self.stages * (self.rows() + self.columns) * DEPTH * 2 + parts + 1024
+        self.stages * (self.rows() + self.columns) * LINE + parts + 1024
     }
 }
 
@@ -94,6 +103,16 @@ pub(crate) struct GemmProblem {
     pub(crate) x: SlotOffset,
     pub(crate) sides: Vec<GemmSide>,
     pub(crate) after: Epilogue,
+    /// Where operands are codes.
+    pub(crate) scales: Option<GemmRowScales>,
+}
+
+/// Scales of the rows of both operands, in f32.
+#[derive(Clone, Debug)]
+pub(crate) struct GemmRowScales {
+    pub(crate) x: SlotOffset,
+    /// Of each side, and of the matrix whose gate it is.
+    pub(crate) sides: Vec<SlotOffset>,
 }
 
 impl GemmProblem {
@@ -101,16 +120,30 @@ impl GemmProblem {
     fn fits(&self) -> bool {
         // Below this a launch takes longer than the sums.
         const LEAST: usize = 1 << 22;
-        let Self { rows, depth, operands, result, ref sides, after, .. } = *self;
+        let Self { rows, depth, operands, result, ref sides, after, ref scales, .. } = *self;
         let columns = sides.iter().map(|side| side.columns).sum();
         let all = [rows, columns, depth].into_iter().try_fold(1usize, usize::checked_mul);
-        matches!(operands, DType::BF16 | DType::F16)
-            && (result == operands || (result == DType::F32 && after == Epilogue::Nothing))
+        let sixteen = |dtype| matches!(dtype, DType::BF16 | DType::F16);
+        let codes = operands == DType::F8E4M3 && scales.is_some() && sixteen(result) && depth.is_multiple_of(16);
+        let floats = sixteen(operands)
+            && scales.is_none()
+            && (result == operands || (result == DType::F32 && after == Epilogue::Nothing));
+        (codes || floats)
             && (1..=if after == Epilogue::Nothing { 3 } else { 1 }).contains(&sides.len())
             && sides.iter().all(|side| side.columns.is_multiple_of(8))
             && depth.is_multiple_of(8)
             && [rows, columns, depth].into_iter().all(|extent| extent < 1 << 31)
             && all.is_some_and(|all| all >= LEAST)
+    }
+
+    /// The tilings that its operands have.
+    fn tilings(&self) -> impl Iterator<Item = Tiling> {
+        if self.scales.is_some() { CODE_TILINGS.iter() } else { TILINGS.iter() }.copied()
+    }
+
+    /// Elements of a row of a slice.
+    fn slice(&self) -> usize {
+        LINE / self.operands.size_bytes()
     }
 
     /// Is the tiling worth a trial? Splitting is where tiles are few.
@@ -121,7 +154,7 @@ impl GemmProblem {
 
     /// Can the tiling be split so? Every block needs a slice.
     fn splits(&self, tiling: Tiling) -> bool {
-        !matches!(self.after, Epilogue::Swiglu(_)) && self.depth.div_ceil(DEPTH) >= tiling.split
+        !matches!(self.after, Epilogue::Swiglu(_)) && self.depth.div_ceil(self.slice()) >= tiling.split
     }
 
     fn tiles(&self, tiling: Tiling) -> usize {
@@ -131,14 +164,15 @@ impl GemmProblem {
 
     /// One launch in this tiling.
     fn launch(&self, tiling: Tiling) -> DeviceAction {
-        let Self { rows, depth, operands, x, ref sides, after, .. } = *self;
+        let Self { rows, depth, operands, result, x, ref sides, after, ref scales } = *self;
         let flag = |on: bool| if on { "1" } else { "0" };
         let gated = matches!(after, Epilogue::Swiglu(_));
         let extents = [tiling.consumers, tiling.columns, tiling.stages, tiling.split, sides.len()];
         let [consumers, across, stages, split, count] = extents.map(|n| n.to_string());
         let defines = [
-            ("D", name(operands)),
-            ("OUT_WIDE", flag(self.result == DType::F32)),
+            ("D", name(if scales.is_some() { result } else { operands })),
+            ("SCALED", flag(scales.is_some())),
+            ("OUT_WIDE", flag(result == DType::F32)),
             ("CONSUMERS", &*consumers),
             ("COLUMNS", &*across),
             ("STAGES", &*stages),
@@ -149,8 +183,9 @@ impl GemmProblem {
             ("SWIGLU", flag(gated)),
         ];
         let width = if gated { tiling.columns / 2 } else { tiling.columns };
+        let slice = self.slice();
         let map =
-            |at, rows, tile| LaunchArg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, DEPTH] };
+            |at, rows, tile| LaunchArg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, slice] };
         let mut args = vec![map(x, rows, tiling.rows())];
         args.extend(sides.iter().map(|side| map(side.w, side.columns, width)));
         let mut prefetched: Vec<OperandSlot> = sides.iter().map(|side| side.w.0).collect();
@@ -169,6 +204,9 @@ impl GemmProblem {
             LaunchArg::Pointer(r.0, r.1),
             numbers(&[&[rows, depth][..], &columns].concat()),
         ]);
+        if let Some(GemmRowScales { x, sides }) = scales {
+            args.push(LaunchArg::Pointers([&[*x][..], sides].concat()));
+        }
         DeviceAction::Launch {
             source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(tiling.split as u32)),
             grid: [(self.tiles(tiling) * tiling.split).min(i32::MAX as usize) as u32, 1, 1],
@@ -181,7 +219,8 @@ impl GemmProblem {
 
     /// What a choice is kept under.
     fn key(&self) -> String {
-        let Self { rows, depth, operands, result, sides, after, .. } = self;
+        let Self { rows, depth, operands, result, sides, after, scales, .. } = self;
+        let scaled = if scales.is_some() { ", scaled by rows" } else { "" };
         let columns = sides.iter().map(|side| side.columns.to_string()).collect::<Vec<_>>().join(" and ");
         let after = match after {
             Epilogue::Nothing => "",
@@ -190,7 +229,9 @@ impl GemmProblem {
         };
         let last = rows.next_multiple_of(64);
         let first = last.saturating_sub(63).max(1);
-        format!("product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}")
+        format!(
+            "product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}{scaled}"
+        )
     }
 
     /// The operands, to be timed on.
@@ -209,6 +250,12 @@ impl GemmProblem {
             Epilogue::Add(r) => all.push((r, result, rows * columns)),
             Epilogue::Swiglu(up) => all.push((up, operands, columns * depth)),
         }
+        if let Some(GemmRowScales { x, sides }) = &self.scales {
+            all.push((*x, DType::F32, rows));
+            // The matrix whose gate a side is has as many columns.
+            let columns = self.sides.iter().map(|side| side.columns).chain([columns]);
+            all.extend(sides.iter().zip(columns).map(|(side, columns)| (*side, DType::F32, columns)));
+        }
         all
     }
 }
@@ -220,7 +267,7 @@ pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
     }
     let scratch = kernel.scratch;
     let mut candidates = vec![KernelCandidate { name: "cuBLASLt".into(), actions: kernel.actions, arch: None }];
-    candidates.extend(TILINGS.into_iter().filter(|tiling| of.suits(*tiling)).map(|tiling| KernelCandidate {
+    candidates.extend(of.tilings().filter(|tiling| of.suits(*tiling)).map(|tiling| KernelCandidate {
         name: tiling.name(),
         actions: vec![of.launch(tiling)],
         arch: Some(ARCH),
@@ -256,6 +303,7 @@ mod tests {
             x: (OperandSlot::Input(0), 0),
             sides: vec![side(512, 0)],
             after: Epilogue::Nothing,
+            scales: None,
         };
         let with = |change: &dyn Fn(&mut GemmProblem)| {
             let mut other = of.clone();
@@ -270,7 +318,10 @@ mod tests {
         assert!(!with(&|p| (p.operands, p.result) = (DType::F32, DType::F32)));
         let add = Epilogue::Add((OperandSlot::Input(2), 0));
         assert!(!with(&|p| (p.result, p.after) = (DType::F32, add)));
-        assert!(TILINGS.iter().all(|t| t.shared() <= 227 << 10), "a ring is larger than shared memory");
+        assert!(
+            TILINGS.iter().chain(&CODE_TILINGS).all(|t| t.shared() <= 227 << 10),
+            "a ring is larger than shared memory"
+        );
     }
 
     /// A Hopper GPU, or why there is none.
@@ -300,7 +351,7 @@ mod tests {
             {
                 for after in after.into_iter().filter(|a| result != DType::F32 || *a == Epilogue::Nothing) {
                     let (x, sides) = ((OperandSlot::Input(0), 0), vec![side(columns, 0)]);
-                    holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after });
+                    holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales: None });
                 }
             }
         }
@@ -317,7 +368,34 @@ mod tests {
             for sides in [vec![side(1000, 0), side(136, 1)], vec![side(264, 0), side(8, 1), side(520, 2)]] {
                 let (operands, result) = (DType::BF16, DType::BF16);
                 let (x, after) = ((OperandSlot::Input(0), 0), Epilogue::Nothing);
-                holds(&device, &GemmProblem { rows, depth: 776, operands, result, x, sides, after });
+                holds(&device, &GemmProblem { rows, depth: 776, operands, result, x, sides, after, scales: None });
+            }
+        }
+    }
+
+    /// Codes are multiplied with the scales of their rows, by every tiling that codes have.
+    #[test]
+    fn every_tiling_of_codes_makes_the_product_and_what_follows() {
+        let device = match hopper() {
+            Ok(device) => device,
+            Err(why) => ridge_testing::skip!("{why}"),
+        };
+        let one = |columns| vec![side(columns, 0)];
+        let up = (OperandSlot::Input(2), 0);
+        for (rows, depth) in [(40, 1040), (300, 784), (129, 8208)] {
+            for (sides, after) in [
+                (one(1000), Epilogue::Nothing),
+                (one(264), Epilogue::Add(up)),
+                (one(1288), Epilogue::Swiglu(up)),
+                (vec![side(264, 0), side(8, 1), side(520, 2)], Epilogue::Nothing),
+            ] {
+                // Scales lie behind the operands.
+                let first = 1 + sides.len() + usize::from(after != Epilogue::Nothing);
+                let scaled = sides.len() + usize::from(matches!(after, Epilogue::Swiglu(_)));
+                let of_sides = (1..=scaled).map(|i| (OperandSlot::Input(first + i), 0)).collect();
+                let scales = Some(GemmRowScales { x: (OperandSlot::Input(first), 0), sides: of_sides });
+                let (operands, result, x) = (DType::F8E4M3, DType::BF16, (OperandSlot::Input(0), 0));
+                holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales });
             }
         }
     }
@@ -334,9 +412,26 @@ mod tests {
         inputs.extend(of.sides.iter().zip(2..).map(|(side, salt)| draw(salt, [side.columns, depth], scale)));
         match after {
             Epilogue::Nothing => {}
-            Epilogue::Add(_) => inputs.push(draw(9, [rows, of.sides[0].columns], scale)),
+            Epilogue::Add(_) => {
+                let drawn = Rng::new(9).normal(result, &[rows, of.sides[0].columns]);
+                let small = drawn.floats().iter().map(|v| rounded(result, v * scale)).collect();
+                inputs.push(Tensor::float(result, &[rows, of.sides[0].columns], small));
+            }
             Epilogue::Swiglu(_) => inputs.push(draw(9, [of.sides[0].columns, depth], scale)),
         }
+        // Scales of rows are from 1/2 to 3/2; without, they are 1.
+        let first = inputs.len();
+        let factor = |of: usize, row: usize| 0.5 + ((row * 7 + of * 3) % 16) as f64 / 16.0;
+        let lines: Vec<usize> = match (&of.scales, after) {
+            (None, _) => Vec::new(),
+            (_, Epilogue::Swiglu(_)) => vec![rows, of.sides[0].columns, of.sides[0].columns],
+            _ => [rows].into_iter().chain(of.sides.iter().map(|side| side.columns)).collect(),
+        };
+        for (i, lines) in lines.iter().enumerate() {
+            inputs.push(Tensor::float(DType::F32, &[*lines], (0..*lines).map(|row| factor(i, row)).collect()));
+        }
+        assert!(of.scales.as_ref().is_none_or(|scales| scales.x == (OperandSlot::Input(first), 0)), "{of:?}");
+        let factor = |i: usize, row: usize| if of.scales.is_some() { factor(i, row) } else { 1.0 };
         let room = |bytes| device.allocate(bytes, ridge_runtime::MemoryOwner::States).expect("fits");
         let upload = |tensor: &Tensor| {
             let bytes = tensor.to_bytes();
@@ -354,7 +449,7 @@ mod tests {
         };
         let sum = |u: &[f64], v: &[f64]| u.iter().zip(v).map(|(u, v)| u * v).sum::<f64>();
         let line = |of: usize, nth: usize| &inputs[of].floats()[nth * depth..][..depth];
-        for tiling in TILINGS.into_iter().filter(|tiling| tiling.split == 1 || of.splits(*tiling)) {
+        for tiling in of.tilings().filter(|tiling| tiling.split == 1 || of.splits(*tiling)) {
             for y in &outputs {
                 device.queue().expect("enters").fill(y, 0xff, y.bytes()).expect("fills");
             }
@@ -366,12 +461,13 @@ mod tests {
                 assert!(got.iter().all(|v| v.is_finite()), "{of:?}, {tiling:?}: not all is written");
                 for at in (0..rows * columns).step_by(rows * columns / 997 + 1).chain([rows * columns - 1]) {
                     let (row, column) = (at / columns, at % columns);
-                    let product = sum(line(0, row), line(1 + i, column));
+                    let product = sum(line(0, row), line(1 + i, column)) * factor(0, row) * factor(1 + i, column);
                     let wanted = match after {
                         Epilogue::Nothing => product,
                         Epilogue::Add(_) => inputs[2].floats()[at] + rounded(result, product),
                         Epilogue::Swiglu(_) => {
-                            let up = rounded(result, sum(line(0, row), line(2, column)));
+                            let up = sum(line(0, row), line(2, column)) * factor(0, row) * factor(2, column);
+                            let up = rounded(result, up);
                             let gate = rounded(result, product);
                             gate / (1.0 + (-gate).exp()) * up
                         }

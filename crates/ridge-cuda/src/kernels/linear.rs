@@ -96,7 +96,8 @@ fn gates(body: &Function) -> bool {
 /// The product and what it is added to have one type: nothing is broadcast.
 pub(super) fn sums(body: &Function) -> bool {
     let sum = body.ty(body.outputs[0].var);
-    let product = body.nodes.iter().find(|n| matches!(n.op, Op::Composite(_)));
+    let is_linear = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Linear>().is_some());
+    let product = body.nodes.iter().find(|n| is_linear(&n.op));
     body.args[0].ty == *sum && product.is_some_and(|n| n.outputs[0] == *sum)
 }
 

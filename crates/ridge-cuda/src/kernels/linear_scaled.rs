@@ -10,6 +10,7 @@ use super::linear::{ALIGN, LinearCall, LinearEpilogue, RING, StreamedX, flag, ga
 use super::norm;
 use super::quantize::{quantised_rows, scaled};
 use crate::cublaslt::{GemmScales, GemmShape};
+use crate::gemm::{self, Epilogue, GemmProblem, GemmRowScales, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
     blocks, composite, input, name, numbers, output,
@@ -136,6 +137,8 @@ fn multiplied(
     let (rows, depth, dtype) = (linears.rows, linears.depth, linears.x().dtype);
     let gated = linears.after == LinearEpilogue::Swiglu;
     let beside = kernel.scratch;
+    let ahead = kernel.actions.len();
+    let (mut sides, mut of_sides) = (Vec::new(), Vec::new());
     for (i, w) in linears.weights().iter().enumerate() {
         let (columns, waits) = (w.shape[0], gated && i == 1);
         let elements = rows * columns;
@@ -163,6 +166,8 @@ fn multiplied(
             result,
         };
         kernel.actions.extend(product.actions());
+        sides.push(GemmSide { columns, w: product.w, y });
+        of_sides.push(of_weight);
         if linears.biases || waits || linears.after == LinearEpilogue::Add {
             let (y, other) = if gated { ((OperandSlot::Output(0), 0), y) } else { (y, (OperandSlot::Input(0), 0)) };
             let args = vec![
@@ -175,6 +180,31 @@ fn multiplied(
             linears.follow(&mut kernel, result, elements, args);
         }
     }
+    if linears.biases {
+        return Ok(kernel);
+    }
+    let after = match linears.after {
+        LinearEpilogue::Nothing => Epilogue::Nothing,
+        LinearEpilogue::Add => Epilogue::Add((OperandSlot::Input(0), 0)),
+        LinearEpilogue::Swiglu => {
+            let gate = sides.remove(0);
+            let up = std::mem::replace(&mut sides, vec![gate]);
+            Epilogue::Swiglu(up[0].w)
+        }
+    };
+    let of = GemmProblem {
+        rows,
+        depth,
+        operands: DType::F8E4M3,
+        result: dtype,
+        x: codes,
+        sides,
+        after,
+        scales: Some(GemmRowScales { x: scales, sides: of_sides }),
+    };
+    let actions = kernel.actions.split_off(ahead);
+    let fastest = gemm::fastest(CudaKernel { actions, scratch: kernel.scratch }, &of);
+    kernel.actions.extend(fastest.actions);
     Ok(kernel)
 }
 

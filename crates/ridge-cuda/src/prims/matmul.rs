@@ -66,7 +66,7 @@ impl MatrixProduct {
         }
         let side = |of: &Self| GemmSide { columns: of.columns, w: of.b.0, y: of.out.0 };
         let sides = products.iter().map(side).collect();
-        gemm::fastest(kernel, &GemmProblem { rows, depth, operands: dtype, result, x, sides, after })
+        gemm::fastest(kernel, &GemmProblem { rows, depth, operands: dtype, result, x, sides, after, scales: None })
     }
 }
 

@@ -35,8 +35,8 @@ pub(super) enum How {
     MinusOne(DType),
     /// Several tensors, one after another, wherever they lie.
     Joined(Vec<Joined>),
-    /// Floats of this type as f32.
-    Widened(DType),
+    /// Floats of this type as f32, all of them so many times.
+    Widened { dtype: DType, times: usize },
 }
 
 /// A tensor that is joined with others.
@@ -109,7 +109,7 @@ impl Rearranged {
                 let parts: Vec<&[u8]> = parts.iter().map(Joined::bytes).collect();
                 parts.concat()
             }
-            How::Widened(dtype) => DType::F32.encode(dtype.decode(published)),
+            How::Widened { dtype, times } => DType::F32.encode(dtype.decode(published)).repeat(*times),
             How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
         })
     }

@@ -1,5 +1,6 @@
-//! Weights that are published as f8e4m3 codes with a scale for each block of 128 rows by 128 columns (DeepSeek-AI 2024,
-//! "DeepSeek-V3 Technical Report", section 3.3): `x.weight` with `x.weight_scale_inv`, the factor of its codes.
+//! Weights that are published as f8e4m3 codes with factors in a tensor beside them: `x.weight` with `x.weight_scale_inv`, a
+//! factor for each block of 128 rows by 128 columns (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3), or with
+//! `x.weight_scale`, one for each row or one for all (compressed-tensors, strategies `channel` and `tensor`).
 
 use std::sync::Arc;
 
@@ -7,45 +8,47 @@ use ridge_graph::format::{BLOCK, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::{DType, FormatRef};
 
 use super::rearrange::{How, Rearranged};
-use super::tensors::Checkpoint;
+use super::tensors::{Checkpoint, StoredTensor};
 use crate::error::Result;
 
-/// What the name of a weight's scales has behind that of the weight.
-const SCALES: &str = "_scale_inv";
+/// What the names of a weight's scales have behind that of the weight.
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+/// What the names of scales of activations have, which are not used: they are found at run time.
+const OF_ACTIVATIONS: [&str; 2] = [".input_scale", ".input_zero_point"];
 
 impl Checkpoint {
-    /// The checkpoint with each weight of codes and the scales beside it as one tensor, in the format
-    /// `f8e4m3_b128`.
+    /// The checkpoint with each weight of codes and the scales beside it as one tensor, in the format `f8e4m3_b128` or
+    /// `f8e4m3_row`, and without fixed scales of activations.
     ///
     /// # Errors
     ///
     /// [`FilesError::Safetensors`](crate::FilesError::Safetensors) if scales have no codes, or another shape or dtype.
     pub fn scaled(mut self) -> Result<Self> {
-        let names: Vec<String> = self.tensors.keys().filter(|name| name.ends_with(SCALES)).cloned().collect();
-        for name in names {
-            let weight = name.strip_suffix(SCALES).unwrap_or_default();
-            let Some(mut scales) = self.tensors.remove(&name) else { continue };
-            let Some(codes) = self.tensors.get_mut(weight).filter(|codes| codes.dtype == DType::F8E4M3) else {
+        let weight_of = |name: &str| SCALES.iter().find_map(|end| Some(name.strip_suffix(end)?.to_owned()));
+        let is_codes = |name: &str| self.tensors.get(name).is_some_and(|codes| codes.dtype == DType::F8E4M3);
+        let mut pairs = Vec::new();
+        for name in self.tensors.keys() {
+            let Some(weight) = weight_of(name) else { continue };
+            if is_codes(&weight) {
+                pairs.push((name.clone(), weight));
+            } else if name.ends_with(SCALES[0]) {
                 return Err(self.wrong(format!("there is no tensor {weight} of f8e4m3 codes for {name}")));
-            };
-            let blocks: Vec<usize> = codes.shape.iter().map(|n| n.div_ceil(BLOCK)).collect();
-            if codes.shape.len() != 2 || scales.shape != blocks {
-                let (have, shape) = (scales.shape.clone(), codes.shape.clone());
-                return Err(self.wrong(format!(
-                    "{name} has the shape {have:?}, but {weight} of {shape:?} needs a scale for each block of 128 x 128"
-                )));
             }
-            match scales.dtype {
-                DType::F32 => {}
-                dtype if dtype.is_float() && scales.rearranged.is_none() => {
-                    scales.rearranged = Some(Arc::new(Rearranged::new(How::Widened(dtype))));
-                    scales.dtype = DType::F32;
+        }
+        if !pairs.is_empty() {
+            self.tensors.retain(|name, _| !OF_ACTIVATIONS.iter().any(|end| name.ends_with(end)));
+        }
+        for (name, weight) in pairs {
+            let Some(mut scales) = self.tensors.remove(&name) else { continue };
+            let Some(codes) = self.tensors.get_mut(&weight) else { continue };
+            match layout(&codes.shape, &mut scales, name.ends_with(SCALES[0])) {
+                Ok(format) => {
+                    codes.dtype = DType::F32;
+                    codes.format = Some(FormatRef::new(format));
+                    codes.scales = Some(Box::new(scales));
                 }
-                dtype => return Err(self.wrong(format!("{name} is {dtype}, but scales must be floats"))),
+                Err(why) => return Err(self.wrong(format!("{name} of {weight} {why}"))),
             }
-            codes.dtype = DType::F32;
-            codes.format = Some(format());
-            codes.scales = Some(Box::new(scales));
         }
         Ok(self)
     }
@@ -56,6 +59,29 @@ impl Checkpoint {
     }
 }
 
-fn format() -> FormatRef {
-    FormatRef::new(ScaledFormat::new(CodeType::F8E4M3, ScaleLayout::Block))
+/// The format of codes of `shape` with `scales`, which become f32 and as many as it has; `in_blocks`, for each block of
+/// 128 x 128.
+fn layout(shape: &[usize], scales: &mut StoredTensor, in_blocks: bool) -> std::result::Result<ScaledFormat, String> {
+    let [rows, inner] = *shape else { return Err(format!("is for codes of {shape:?}, which are no matrix")) };
+    let (layout, times, given) = match *scales.shape {
+        [a, 1] | [a] if a == rows && !in_blocks => (ScaleLayout::Row, 1, vec![rows, 1]),
+        [] | [1] | [1, 1] if !in_blocks => (ScaleLayout::Row, rows, vec![rows, 1]),
+        [a, b] if [a, b] == [rows.div_ceil(BLOCK), inner.div_ceil(BLOCK)] => (ScaleLayout::Block, 1, vec![a, b]),
+        _ => {
+            let have = &scales.shape;
+            return Err(format!(
+                "has the shape {have:?}, but codes of {shape:?} need a scale for each block of 128 x 128, for each row or for all"
+            ));
+        }
+    };
+    let dtype = scales.dtype;
+    if dtype != DType::F32 || times > 1 {
+        if !dtype.is_float() || scales.rearranged.is_some() {
+            return Err(format!("is {dtype}, but scales must be floats"));
+        }
+        scales.rearranged = Some(Arc::new(Rearranged::new(How::Widened { dtype, times })));
+        scales.dtype = DType::F32;
+    }
+    scales.shape = given;
+    Ok(ScaledFormat::new(CodeType::F8E4M3, layout))
 }

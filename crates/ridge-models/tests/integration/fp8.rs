@@ -45,20 +45,110 @@ fn copies(scale_dtype: DType) -> [tempfile::TempDir; 2] {
     for all in [&mut codes, &mut plain] {
         all.push(("model.layers.2.eh_proj.weight".into(), Dtype::F32, vec![1], vec![0; 4]));
     }
-    let write = |config: &Value, tensors: &[Named]| {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("config.json"), config.to_string()).expect("writes");
-        let views = tensors
-            .iter()
-            .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("fits")));
-        let bytes = safetensors::serialize(views, None).expect("serialises");
-        std::fs::write(folder.path().join("model.safetensors"), bytes).expect("writes");
-        folder
-    };
     let plain = write(&config, &plain);
     config["quantization_config"] =
         json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]});
     [write(&config, &codes), plain]
+}
+
+fn write(config: &Value, tensors: &[Named]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("writes");
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("fits")));
+    let bytes = safetensors::serialize(views, None).expect("serialises");
+    std::fs::write(folder.path().join("model.safetensors"), bytes).expect("writes");
+    folder
+}
+
+/// A Qwen 3 of the fixtures as llm-compressor publishes fp8: codes with a bf16 scale for each channel or, if `whole`, each
+/// tensor with a fixed scale of activations; and what these stand for.
+fn compressed(whole: bool) -> [tempfile::TempDir; 2] {
+    let format = ScaledFormat::F8_ROWS;
+    let from = fixtures().join("families/qwen3");
+    let text = std::fs::read_to_string(from.join("config_v4.json")).expect("a configuration");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    let (mut codes, mut plain): (Vec<Named>, Vec<Named>) = (Vec::new(), Vec::new());
+    for tensor in Checkpoint::open(&from).expect("weights").tensors() {
+        let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
+        if !name.ends_with("_proj.weight") {
+            codes.push((name.clone(), Dtype::F32, shape.clone(), tensor.data.to_vec()));
+            plain.push((name, Dtype::F32, shape, tensor.data.to_vec()));
+            continue;
+        }
+        let values: Vec<f32> = DType::F32.decode(tensor.data).into_iter().map(|v| v as f32).collect();
+        let [rows, inner] = shape[..] else { panic!("{name} is a matrix") };
+        let units = if whole { vec![1, rows * inner] } else { vec![rows, inner] };
+        let stored = format.encode(&values, &units, None);
+        let scales = DType::BF16.encode(DType::F32.decode(&stored[1]));
+        let wide = DType::F32.encode(DType::BF16.decode(&scales));
+        let values = format.values(&[&stored[0], &wide], &units);
+        let of_scales = if whole { vec![1] } else { vec![rows, 1] };
+        codes.push((format!("{name}_scale"), Dtype::BF16, of_scales, scales));
+        if whole {
+            codes.push((name.replace(".weight", ".input_scale"), Dtype::F32, vec![1], 0.5f32.to_le_bytes().to_vec()));
+        }
+        codes.push((name.clone(), Dtype::F8_E4M3, shape.clone(), stored[0].clone()));
+        plain.push((name, Dtype::F32, shape, values.into_iter().flat_map(f32::to_le_bytes).collect()));
+    }
+    let plain = write(&config, &plain);
+    let strategy = if whole { "tensor" } else { "channel" };
+    let numbers = |strategy: &str, dynamic: bool| {
+        json!({"actorder": null, "block_structure": null, "dynamic": dynamic, "group_size": null, "num_bits": 8,
+               "observer": "minmax", "strategy": strategy, "symmetric": true, "type": "float"})
+    };
+    config["quantization_config"] = json!({
+        "config_groups": {"group_0": {
+            "input_activations": numbers(if whole { "tensor" } else { "token" }, !whole),
+            "output_activations": null, "targets": ["Linear"], "weights": numbers(strategy, false),
+        }},
+        "format": "float-quantized", "global_compression_ratio": 1.5, "ignore": ["lm_head"], "kv_cache_scheme": null,
+        "quant_method": "compressed-tensors", "quantization_status": "frozen",
+    });
+    [write(&config, &codes), plain]
+}
+
+#[test]
+fn codes_with_a_scale_for_each_channel_or_tensor_mean_what_they_are_published_as() {
+    for whole in [false, true] {
+        let folders = compressed(whole);
+        let [codes, plain] = [0, 1].map(|i| arranged(&folders[i]));
+        let files = ModelFiles::open(Some(folders[0].path())).expect("opens");
+        let graph = files.config().expect("reads").build(&BuildOptions::default()).expect("builds").module.graph;
+        let typed = WeightSource::Checkpoint(Arc::clone(&codes)).retype(&graph, None).expect("fits the model");
+        assert!(codes.unused().is_empty(), "{:?}", codes.unused());
+        let mut quantised = 0;
+        for arg in typed.args(ridge_graph::Role::Weight) {
+            let parts = codes.components(&arg.name).expect("is there");
+            let Some(format) = &arg.ty.format else { continue };
+            assert_eq!(format.name(), "f8e4m3_row", "{}", arg.name);
+            quantised += 1;
+            let shape = arg.ty.shape.as_const().expect("numbers");
+            let values = format.values(&[parts[0].as_ref(), parts[1].as_ref()], &shape);
+            let got: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            assert!(got == plain.bytes(&arg.name).expect("is there").as_ref(), "{}", arg.name);
+        }
+        let matrices = typed.args(ridge_graph::Role::Weight).filter(|a| a.name.ends_with("_proj.weight")).count();
+        assert!(quantised > 0 && quantised == matrices, "{quantised} of {matrices}");
+    }
+}
+
+#[test]
+fn compressed_weights_of_other_kinds_are_refused() {
+    let [folder, _] = compressed(false);
+    let path = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&path).expect("a configuration");
+    for (from, to, key) in [
+        ("\"num_bits\":8", "\"num_bits\":4", "quantization_config.config_groups"),
+        ("float-quantized", "pack-quantized", "quantization_config.format"),
+        ("\"kv_cache_scheme\":null", "\"kv_cache_scheme\":{}", "quantization_config.kv_cache_scheme"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replace(from, to)).expect("writes");
+        let why = ModelFiles::open(Some(folder.path())).and_then(|f| f.config()).expect_err("is refused").to_string();
+        assert!(why.contains(key), "{why}");
+    }
 }
 
 fn arranged(folder: &tempfile::TempDir) -> Arc<Checkpoint> {
