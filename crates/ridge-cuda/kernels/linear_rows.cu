@@ -5,7 +5,7 @@
 // in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two products as they come from
 // memory.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
-// Defines: D of x, weights and results; SCALED, 1 for codes; ROWS, 8, 16 or 32; WARPS, 8 or 16; COUNT weights; ADD, BIAS (of
+// Defines: D of x, weights and results; SCALED, 1 for codes; ROWS, 8 or 16; WARPS, 8 or 16; COUNT weights; ADD, BIAS (of
 // dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of the one row of x is made on
 // the way, 0 for none, with its NORM_TYPE; QUANTISE, 1 where the one row, of dtype D, becomes codes on the way.
 // Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight.

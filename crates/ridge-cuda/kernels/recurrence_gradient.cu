@@ -32,6 +32,8 @@ __device__ inline double over_columns(double x) {
 struct TokenKeys {
     // Keys behind the last are zeros.
     float q[MINE * SLICES], k[MINE * SLICES], kept[MINE * SLICES], erase[MINE * SLICES], write[MINE * SLICES];
+    // What is kept in f64, for cotangents.
+    double share[MINE * SLICES];
 };
 
 // The state behind a token, whose value of this column is x.
@@ -66,7 +68,10 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
     const int t = threadIdx.x, slice = t % SLICES, warp = t / 32, lane = t % 32;
     float* firsts = scratch + (i64)blockIdx.x * 2 * stretch * MINE * THREADS;
     float* states = firsts + stretch * MINE * THREADS;
-    for (int i = t; i < MINE * SLICES; i += THREADS) at.q[i] = at.k[i] = at.kept[i] = at.erase[i] = at.write[i] = 0.0f;
+    for (int i = t; i < MINE * SLICES; i += THREADS) {
+        at.q[i] = at.k[i] = at.kept[i] = at.erase[i] = at.write[i] = 0.0f;
+        at.share[i] = 0.0;
+    }
     for (i64 piece = blockIdx.x; piece <= all; piece += gridDim.x) {
         if (piece == all) {
             // Tokens of no sequence.
@@ -87,7 +92,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
             for (int i = t; i < KEY; i += THREADS) {
                 at.q[i] = q[group + i];
                 at.k[i] = k[group + i];
-                at.kept[i] = op_exp(decay[place * DECAYS + (DECAYS == 1 ? 0 : i)]);
+                at.share[i] = exp((double)decay[place * DECAYS + (DECAYS == 1 ? 0 : i)]);
+                at.kept[i] = (float)at.share[i];
                 if (LOW_RANK) {
                     at.erase[i] = erase[place * KEY + i];
                     at.write[i] = write[place * KEY + i];
@@ -159,7 +165,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                             #pragma unroll
                             for (int kind = 0; kind < KINDS; ++kind) parts[kind][warp][i] = sums[kind];
                         }
-                        g[j] *= at.kept[i];
+                        g[j] *= at.share[i];
                         if (LOW_RANK) g[j] = fma((double)at.erase[i], back, g[j]);
                         s[j] = was;
                     }
@@ -171,7 +177,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                     for (int i = t; i < KEY; i += THREADS) {
                         add(dq, place * KEY + i, sum(0, i));
                         add(dk, place * KEY + i, sum(1, i));
-                        if (DECAYS != 1) add(ddecay, place * KEY + i, sum(2, i) * at.kept[i]);
+                        if (DECAYS != 1) add(ddecay, place * KEY + i, sum(2, i) * at.share[i]);
                         if (LOW_RANK) {
                             add(derase, place * KEY + i, sum(KINDS - 2, i));
                             add(dwrite, place * KEY + i, sum(KINDS - 1, i));
@@ -179,7 +185,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
                     }
                     if (DECAYS == 1 && warp == 0) {
                         double total = 0.0;
-                        for (int i = lane; i < KEY; i += 32) total += sum(2, i) * at.kept[i];
+                        for (int i = lane; i < KEY; i += 32) total += sum(2, i) * at.share[i];
                         for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffff, total, step);
                         if (lane == 0) add(ddecay, place, total);
                     }

@@ -6,7 +6,7 @@ use ridge_files::Checkpoint;
 use ridge_files::checkpoint::TensorBytes;
 use ridge_graph::format::ScaledFormat;
 use ridge_graph::sample::Rng;
-use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Type, passes};
+use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape, Type, passes};
 use ridge_runtime::{Session, WeightData};
 
 use crate::error::{ModelError, Result};
@@ -135,12 +135,46 @@ impl WeightSource {
         let Some(format) = arg.ty.format.as_ref().filter(|format| Some(*format) != stored) else {
             return Ok(components);
         };
-        let values: Vec<f32> = match stored {
-            Some(stored) => stored.values(&components.iter().map(WeightData::bytes).collect::<Vec<_>>(), shape),
-            None => arg.ty.dtype.decode(components[0].bytes()).into_iter().map(|v| v as f32).collect(),
+        let encoded = match stored {
+            Some(stored) => {
+                let values = stored.values(&components.iter().map(WeightData::bytes).collect::<Vec<_>>(), shape);
+                format.encode(&values, shape, None)
+            }
+            None => encoded(format, arg.ty.dtype, components[0].bytes(), shape),
         };
-        Ok(format.encode(&values, shape, None).into_iter().map(WeightData::Owned).collect())
+        Ok(encoded.into_iter().map(WeightData::Owned).collect())
     }
+}
+
+/// The components in `format` of elements of `dtype`, little-endian, of a tensor of `shape`: rows on all cores where the format
+/// keeps them apart.
+fn encoded(format: &FormatRef, dtype: DType, bytes: &[u8], shape: &[usize]) -> Vec<Vec<u8>> {
+    let encode = |bytes: &[u8], shape: &[usize]| {
+        let values: Vec<f32> = dtype.decode(bytes).into_iter().map(|v| v as f32).collect();
+        format.encode(&values, shape, None)
+    };
+    let width = shape.last().copied().unwrap_or(1).max(1);
+    let rows = shape.iter().product::<usize>() / width;
+    let components = format.components(&Shape::new([rows, width]));
+    let apart = components.iter().all(|c| c.shape.rank() == 2 && c.shape.0[0].as_const() == Some(rows));
+    if !apart || rows == 0 {
+        return encode(bytes, shape);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows);
+    let share = rows.div_ceil(threads);
+    let encode = &encode;
+    std::thread::scope(|scope| {
+        let chunks = bytes.chunks(share * width * dtype.size_bytes());
+        let parts: Vec<_> = chunks
+            .map(|chunk| scope.spawn(move || encode(chunk, &[chunk.len() / (width * dtype.size_bytes()), width])))
+            .collect();
+        let mut all = vec![Vec::new(); components.len()];
+        for part in parts {
+            let part = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            all.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
+        }
+        all
+    })
 }
 
 impl Module {
@@ -273,6 +307,22 @@ impl From<ridge_graph::GraphError> for ModelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ridge_graph::format::ScaleLayout;
+
+    #[test]
+    fn rows_are_encoded_on_all_cores_as_on_one() {
+        let shape = [3, 7, 512];
+        let bytes = random("w", DType::BF16, &shape);
+        let values: Vec<f32> = DType::BF16.decode(&bytes).into_iter().map(|v| v as f32).collect();
+        let scaled = ScaledFormat::all().map(FormatRef::new);
+        let mut split = 0;
+        for format in ridge_graph::format::all().into_iter().chain(scaled) {
+            assert_eq!(encoded(&format, DType::BF16, &bytes, &shape), format.encode(&values, &shape, None), "{format}");
+            let layout = format.downcast::<ScaledFormat>().map(|scaled| scaled.scales);
+            split += usize::from(!matches!(layout, Some(ScaleLayout::Tensor | ScaleLayout::Block)));
+        }
+        assert!(split > 20, "{split} formats keep rows apart");
+    }
 
     #[test]
     fn random_weights_are_those_that_devices_make_however_many_threads_make_them() {

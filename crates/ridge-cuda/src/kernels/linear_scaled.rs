@@ -61,7 +61,7 @@ const BY_ROWS: ScaledFormat = ScaledFormat::F8_ROWS;
 /// Elements of x and of a row of a weight are a multiple of this.
 const PIECE: usize = 16;
 /// Rows up to which weights are streamed.
-const FEW_ROWS: usize = 32;
+const FEW_ROWS: usize = 16;
 
 /// Codes of plain 16-bit x and of all weights are [`BY_ROWS`].
 fn by_rows(body: &Function) -> bool {
