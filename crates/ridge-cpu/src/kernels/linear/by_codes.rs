@@ -61,7 +61,8 @@ impl LinearKernel {
     ) {
         let all = self.codes(self.rows);
         let most = self.codes(self.row_block.min(self.rows));
-        let outputs = most.rows * self.tile;
+        let width = self.columns_together(pieces.len());
+        let outputs = most.rows * width;
         let single = if self.rows == 1 { [all.bytes(), self.inner] } else { [0, 0] };
         let gated = if self.after == After::Swiglu { outputs } else { 0 };
         let floats = |n: usize| n * size_of::<f32>();
@@ -71,18 +72,20 @@ impl LinearKernel {
             int8::room(&most),
             floats(outputs),
             floats(gated),
-            floats(self.tile),
+            floats(width),
         ]);
         let [line, products, gated, of_bias] = [line, products, gated, of_bias].map(cast::<f32>);
         if self.rows == 1 {
             self.put_codes(io, all, 0, line, codes);
         }
         let codes: &[u8] = if self.rows == 1 { codes } else { io.prepared() };
-        for piece in pieces {
-            let (block, tile) = (piece / self.tiles, piece % self.tiles);
+        let mut pieces = pieces;
+        while !pieces.is_empty() {
+            let block = pieces.start / self.tiles;
             let rows = block * self.row_block..((block + 1) * self.row_block).min(self.rows);
             let x = int8::ActivationCodes::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
-            let (which, columns) = self.place(tile);
+            let (which, columns, together) = self.run_of_pieces(&pieces);
+            pieces.start += together;
             let mut multiply = |which: usize, out: &mut [f32]| {
                 let data = io.input(self.x + 1 + which);
                 let weight = int8::CodeWeight {
