@@ -26,7 +26,7 @@ const STREAMED: usize = 2 << 20;
 
 /// Tiles whose columns are multiplied together where x is one row, at most: each weight of several is then read in long runs,
 /// which memory gives at a higher rate than short ones, and whose outputs stay in first-level cache.
-const STREAMED_TILES: usize = 128;
+const TILES_TOGETHER: usize = 128;
 
 pub(super) struct LinearWeight {
     pub(super) columns: usize,
@@ -99,7 +99,7 @@ impl LinearKernel {
 
     /// Columns that are multiplied together, at most, by a thread that computes `pieces` pieces.
     pub(super) fn columns_together(&self, pieces: usize) -> usize {
-        self.tile * if self.rows == 1 { pieces.clamp(1, STREAMED_TILES) } else { 1 }
+        self.tile * if self.rows == 1 { pieces.clamp(1, TILES_TOGETHER) } else { 1 }
     }
 
     /// The weight and its columns that are multiplied together first of `pieces`, which are not none, and how many pieces that
