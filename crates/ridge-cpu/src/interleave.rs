@@ -5,9 +5,13 @@
 //! many rows of x read the same bytes, so there is one copy of a weight.
 //!
 //! The bytes of a row are cut into units of 256 elements, each padded to whole words. For all 16 rows of a group one unit
-//! follows another, and one group follows another. The last group is filled up with rows of zeros.
+//! follows another, and one group follows another. The last group is filled up with rows of zeros. Within a unit words lie in
+//! the order in which one row of x needs them ([`place`]), so that memory is read line after line: processors fetch such a
+//! stream ahead by themselves at the rate of memory, and three streams within a unit at a third of it.
 
 use std::ops::Range;
+
+use ridge_graph::format::{BlockFormat, Q6K};
 
 /// Rows that are interleaved.
 pub(crate) const ROWS: usize = 16;
@@ -15,17 +19,34 @@ pub(crate) const ROWS: usize = 16;
 /// Elements of a unit: a whole number of blocks of every format.
 const UNIT: usize = 256;
 
-/// Lines between those that one row of x multiplies and those that are fetched meanwhile, as many: 4 KiB. Fetched in bursts, of a
-/// unit at a time, memory is read at three quarters of the rate.
-#[cfg(target_arch = "x86_64")]
-pub(crate) const AHEAD: usize = 64;
-
 /// The same word of the rows of a group.
 pub(crate) type Line = [u32; ROWS];
+
+/// Where in a unit of blocks of `block` elements and bytes word `nth` of a row lies. Blocks of Q6_K have upper bits behind the
+/// lower ones, and scales at the end: here come 5 words of scales, then of each word of upper bits that word and the two words of
+/// lower bits that it completes.
+#[inline]
+pub(crate) const fn place(block: [usize; 2], nth: usize) -> usize {
+    const SCALES: usize = 48;
+    const UPPER: usize = 32;
+    if block[1] != Q6K::BYTES || block[0] != Q6K::ELEMENTS {
+        return nth;
+    }
+    if nth >= SCALES {
+        return nth - SCALES;
+    }
+    let behind_scales = Q6K::BYTES.div_ceil(4) - SCALES;
+    if nth >= UPPER {
+        behind_scales + 3 * (nth - UPPER)
+    } else {
+        behind_scales + 3 * (nth / 16 * 8 + nth % 8) + 1 + nth % 16 / 8
+    }
+}
 
 /// How the rows of a weight `[N, inner]` are interleaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interleaving {
+    block: [usize; 2],
     /// Bytes of a row as they are without it.
     row: usize,
     /// Bytes of a unit without padding.
@@ -36,10 +57,11 @@ pub(crate) struct Interleaving {
 
 impl Interleaving {
     /// Of rows of `inner` elements in blocks of `elements` elements and `bytes` bytes.
-    pub(crate) fn new(inner: usize, [elements, bytes]: [usize; 2]) -> Self {
+    pub(crate) fn new(inner: usize, block: [usize; 2]) -> Self {
+        let [elements, bytes] = block;
         let (row, unit) = (inner / elements * bytes, UNIT / elements * bytes);
         let of_unit = unit.div_ceil(4);
-        Self { row, unit, lines: [of_unit, row / unit * of_unit + (row % unit).div_ceil(4)] }
+        Self { block, row, unit, lines: [of_unit, row / unit * of_unit + (row % unit).div_ceil(4)] }
     }
 
     /// Lines from the beginning of a unit to that of the next.
@@ -75,14 +97,14 @@ impl Interleaving {
                 let Some(row) = from.get(row * self.row..(row + 1) * self.row) else { continue };
                 for (bytes, lines) in self.units() {
                     let (words, rest) = row[bytes].as_chunks::<4>();
-                    let mut to = to[lines].iter_mut();
-                    for (word, line) in words.iter().zip(&mut to) {
-                        line[lane] = u32::from_ne_bytes(*word);
+                    let to = &mut to[lines];
+                    for (nth, word) in words.iter().enumerate() {
+                        to[place(self.block, nth)][lane] = u32::from_ne_bytes(*word);
                     }
-                    if let Some(line) = to.next() {
+                    if !rest.is_empty() {
                         let mut last = [0; 4];
                         last[..rest.len()].copy_from_slice(rest);
-                        line[lane] = u32::from_ne_bytes(last);
+                        to[place(self.block, words.len())][lane] = u32::from_ne_bytes(last);
                     }
                 }
             }
@@ -96,8 +118,10 @@ impl Interleaving {
     pub(crate) fn row(&self, from: &[Line], row: usize, to: &mut [u8]) {
         let group = &from[row / ROWS * self.group_lines()..][..self.group_lines()];
         for (bytes, lines) in self.units() {
-            for (line, to) in group[lines].iter().zip(to[bytes].chunks_mut(4)) {
-                to.copy_from_slice(&line[row % ROWS].to_ne_bytes()[..to.len()]);
+            let lines = &group[lines];
+            for (nth, to) in to[bytes].chunks_mut(4).enumerate() {
+                let word = lines[place(self.block, nth)][row % ROWS];
+                to.copy_from_slice(&word.to_ne_bytes()[..to.len()]);
             }
         }
     }
@@ -132,8 +156,18 @@ mod tests {
             // The first word of the second unit of row 3.
             if of.row > of.unit && rows > 3 {
                 let word = &weight[3 * of.row + of.unit..][..4];
-                assert_eq!(lines[of.unit.div_ceil(4)][3].to_ne_bytes(), word);
+                assert_eq!(lines[of.unit.div_ceil(4) + place(block, 0)][3].to_ne_bytes(), word);
             }
+        }
+    }
+
+    #[test]
+    fn words_of_a_unit_have_places_of_their_own() {
+        for block in [[32, 34], [256, 210], [256, 144]] {
+            let words = (UNIT / block[0] * block[1]).div_ceil(4);
+            let mut places: Vec<usize> = (0..words).map(|nth| place(block, nth)).collect();
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..words), "{block:?}");
         }
     }
 }

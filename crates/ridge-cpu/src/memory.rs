@@ -14,6 +14,9 @@ pub(crate) const ALIGN: usize = 64;
 /// A huge page.
 const PAGE: usize = 2 << 20;
 
+/// Address space that weights share. Only what is used of it becomes memory.
+const REGION: usize = 256 << 20;
+
 /// What is at most this large shares pages with others. Where a whole model is in cache, looking up its small pages and
 /// reading vectors that cross lines takes as long as the reading itself.
 pub(crate) const SMALL: usize = 256 << 10;
@@ -52,23 +55,31 @@ impl Pages {
     }
 }
 
-/// Pages that small memory is taken from, and how much of them is taken. What is given back is not taken again: all of
-/// it is small, and most lives as long as a model.
-static SHARED: Mutex<Option<(Arc<Pages>, usize)>> = Mutex::new(None);
+/// Pages that memory is taken from, and how much of them is taken. What is given back is not taken again until all of them
+/// is: most lives as long as a model.
+type SharedPages = Mutex<Option<(Arc<Pages>, usize)>>;
 
-/// Room for `bytes` bytes in pages, and where in them it begins.
-fn place(bytes: usize) -> std::io::Result<(Arc<Pages>, usize)> {
-    if bytes > SMALL {
-        let pages = Pages::new(bytes)?;
-        let first = pages.first;
-        return Ok((Arc::new(pages), first));
-    }
+/// Those of small memory, and those of weights: a weight that ended within a huge page would have the rest of it in small
+/// pages, which are read at a third of the rate, and a page of its own would be up to 2 MiB more.
+static SHARED: [SharedPages; 2] = [const { Mutex::new(None) }; 2];
+
+/// Room for `bytes` bytes of `owner` in pages, and where in them it begins.
+fn place(owner: MemoryOwner, bytes: usize) -> std::io::Result<(Arc<Pages>, usize)> {
+    let (shared, whole) = match owner {
+        _ if bytes <= SMALL => (&SHARED[0], PAGE),
+        MemoryOwner::Weights if bytes <= REGION => (&SHARED[1], REGION),
+        _ => {
+            let pages = Pages::new(bytes)?;
+            let first = pages.first;
+            return Ok((Arc::new(pages), first));
+        }
+    };
     // Never of no bytes, so that each has an address of its own.
     let bytes = padded(bytes);
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     let (pages, taken) = match shared.take() {
-        Some((pages, taken)) if taken + bytes <= PAGE => (pages, taken),
-        _ => (Arc::new(Pages::new(PAGE)?), 0),
+        Some((pages, taken)) if taken + bytes <= whole => (pages, taken),
+        _ => (Arc::new(Pages::new(whole)?), 0),
     };
     *shared = Some((Arc::clone(&pages), taken + bytes));
     let at = pages.first + taken;
@@ -89,7 +100,7 @@ impl AlignedMemory {
     /// # Errors
     /// When the machine does not give so much.
     pub(crate) fn zeroed(ledger: &Arc<MemoryLedger>, owner: MemoryOwner, bytes: usize) -> Result<Self> {
-        let (pages, at) = place(bytes).map_err(|_| RuntimeError::OutOfMemory {
+        let (pages, at) = place(owner, bytes).map_err(|_| RuntimeError::OutOfMemory {
             what: owner.to_string(),
             needed: bytes,
             remedy: "use a smaller context, batch or model",
@@ -128,10 +139,11 @@ mod tests {
         // Small ones that fill shared pages more than once, and larger ones on both sides of a huge page.
         let sizes = [0, 1, 63, 64, 65, SMALL - 1, SMALL, SMALL + 1, PAGE - 1, PAGE, 2 * PAGE + 7];
         let ledger = Arc::new(MemoryLedger::default());
-        let zeroed = |bytes: &usize| AlignedMemory::zeroed(&ledger, MemoryOwner::States, *bytes).unwrap();
-        let held: Vec<AlignedMemory> = sizes.iter().cycle().take(66).map(zeroed).collect();
+        let owners = [MemoryOwner::States, MemoryOwner::Weights];
+        let zeroed = |(nth, bytes): (usize, &usize)| AlignedMemory::zeroed(&ledger, owners[nth / 66], *bytes).unwrap();
+        let held: Vec<AlignedMemory> = sizes.iter().cycle().take(132).enumerate().map(zeroed).collect();
         let counted: usize = sizes.iter().cycle().take(66).map(|bytes| padded(*bytes)).sum();
-        assert_eq!(ledger.usage().live.get(MemoryOwner::States), counted);
+        assert!(owners.iter().all(|owner| ledger.usage().live.get(*owner) == counted));
         for (i, memory) in held.iter().enumerate() {
             assert!((memory.block().ptr as usize).is_multiple_of(ALIGN));
             // SAFETY: no step knows it.

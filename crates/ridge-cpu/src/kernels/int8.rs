@@ -92,7 +92,8 @@ pub(super) fn room(x: &CodeLayout) -> usize {
     }
 }
 
-/// The products of `rows` of the weight, at most [`COLUMNS`], with the rows of `x`, one row of x after another.
+/// The products of `rows` of the weight, at most [`COLUMNS`] where x has several rows, with the rows of `x`, one row of x after
+/// another.
 pub(super) fn multiply(
     weight: &CodeWeight<'_>,
     rows: Range<usize>,

@@ -271,7 +271,7 @@ impl CpuKernel for LinearKernel {
 
     fn preparation(&self) -> Option<Preparation> {
         if self.by_codes.is_some() {
-            return self.preparation_of_codes();
+            return Some(self.preparation_of_codes());
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {

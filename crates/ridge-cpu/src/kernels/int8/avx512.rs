@@ -159,7 +159,9 @@ unsafe fn one_row<B: OneRow>(
         // SAFETY: by the caller's promise; groups are whole.
         let total = unsafe {
             if let Some((lines, unit)) = weight.lines(first) {
-                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| InterleavedRows::new(&lines[group * unit..], 0))
+                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| {
+                    InterleavedRows::<B>::new(&lines[group * unit..], 0)
+                })
             } else if these.len() == SIDE {
                 let data = &weight.data[first * stride..these.end * stride];
                 let end = weight.data.as_ptr().wrapping_add(these.end * stride);
@@ -235,7 +237,7 @@ unsafe fn columns<B: Interleaved, const C: usize>(
             unsafe {
                 if let Some((lines, unit)) = weight.lines(first) {
                     let lines = &lines[group * unit..];
-                    unpack::<B>(InterleavedRows::new(lines, lane), elements.len(), to, lane);
+                    unpack::<B>(InterleavedRows::<B>::new(lines, lane), elements.len(), to, lane);
                 } else {
                     let from = weight.codes.bytes(elements.start);
                     let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);

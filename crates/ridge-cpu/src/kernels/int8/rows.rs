@@ -8,11 +8,13 @@ use std::arch::x86_64::{
     _mm512_loadu_si512, _mm512_or_si512, _mm512_sll_epi32, _mm512_srl_epi32, _mm512_unpackhi_epi32,
     _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
+use std::marker::PhantomData;
 use std::ops::Range;
 
+use ridge_graph::format::BlockFormat;
+
 use super::scale::SIDE;
-use crate::interleave::{AHEAD, Line};
-use crate::simd;
+use crate::interleave::{self, Line};
 
 /// Rows of a weight whose codes lie side by side.
 pub(super) const EIGHT: usize = 8;
@@ -135,40 +137,46 @@ impl SixteenRows for StridedRows {
     }
 }
 
-/// Interleaved rows: the lanes of lines. Words that begin within those of the lines are two lines shifted together, whose
-/// second one is inside of the unit too, since blocks do not end with the first of their bytes.
-#[derive(Clone, Copy)]
-pub(super) struct InterleavedRows {
+/// Interleaved rows of blocks of `B`: the lanes of lines. Words that begin within those of the lines are two lines shifted
+/// together, whose second one is inside of the unit too, since blocks do not end with the first of their bytes.
+pub(super) struct InterleavedRows<B> {
     /// The first lane of the first line.
     first: *const u32,
     /// Bytes of each row that are passed by.
     at: usize,
+    format: PhantomData<B>,
 }
 
-impl InterleavedRows {
+impl<B> Clone for InterleavedRows<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for InterleavedRows<B> {}
+
+impl<B: BlockFormat> InterleavedRows<B> {
     /// The rows from lane `lane` on of the unit that begins with the first of `lines`.
     pub(super) fn new(lines: &[Line], lane: usize) -> Self {
-        Self { first: lines.as_ptr().cast::<u32>().wrapping_add(lane), at: 0 }
+        Self { first: lines.as_ptr().cast::<u32>().wrapping_add(lane), at: 0, format: PhantomData }
     }
 
+    #[inline]
     fn line(self, nth: usize) -> *const u32 {
-        self.first.wrapping_add(nth * SIDE)
+        self.first.wrapping_add(interleave::place([B::ELEMENTS, B::BYTES], nth) * SIDE)
     }
 }
 
 /// Words of interleaved rows by the instructions of one length of vectors.
 macro_rules! interleaved_words {
-    ($trait:ident, $vector:ty, $ahead:expr, $features:literal, $load:ident, $right:ident, $left:ident, $or:ident $(, $after:item)?) => {
-        impl $trait for InterleavedRows {
+    ($trait:ident, $vector:ty, $features:literal, $load:ident, $right:ident, $left:ident, $or:ident $(, $after:item)?) => {
+        impl<B: BlockFormat> $trait for InterleavedRows<B> {
             $($after)?
 
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn words(self, at: usize) -> [$vector; 4] {
                 let at = self.at + at;
-                if $ahead > 0 {
-                    simd::fetch_far(self.line(at / 4 + $ahead).cast(), 4 * size_of::<Line>());
-                }
                 // SAFETY: by the caller's promise.
                 let line = |nth: usize| unsafe { $load(self.line(at / 4 + nth).cast()) };
                 let words = [line(0), line(1), line(2), line(3)];
@@ -191,7 +199,6 @@ macro_rules! interleaved_words {
 interleaved_words!(
     EightRows,
     __m256i,
-    0,
     "avx2,fma,f16c",
     _mm256_loadu_si256,
     _mm256_srl_epi32,
@@ -206,7 +213,6 @@ interleaved_words!(
 interleaved_words!(
     SixteenRows,
     __m512i,
-    AHEAD,
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c",
     _mm512_loadu_si512,
     _mm512_srl_epi32,

@@ -28,14 +28,14 @@ impl LinearKernel {
         layout.put_codes(row, codes, &io.input_at::<f32>(self.x, scales)[row * groups..][..groups], to);
     }
 
-    /// A single row is rounded where it is used.
-    pub(super) fn preparation_of_codes(&self) -> Option<Preparation> {
+    /// Rounds every row once: the chunks of a single row's product would else each round it again.
+    pub(super) fn preparation_of_codes(&self) -> Preparation {
         let layout = self.codes(self.rows);
-        (self.rows > 1).then(|| Preparation {
+        Preparation {
             bytes: layout.bytes(),
             pieces: layout.strips(),
-            nanos_per_piece: (self.rows * self.inner) as f64 / layout.strips() as f64,
-        })
+            nanos_per_piece: (self.rows * self.inner) as f64 / layout.strips().max(1) as f64,
+        }
     }
 
     pub(super) fn prepare_codes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
@@ -61,28 +61,21 @@ impl LinearKernel {
     ) {
         let all = self.codes(self.rows);
         let most = self.codes(self.row_block.min(self.rows));
-        let outputs = most.rows * self.tile;
-        let single = if self.rows == 1 { [all.bytes(), self.inner] } else { [0, 0] };
+        let width = self.columns_together(pieces.len());
+        let outputs = most.rows * width;
         let gated = if self.after == After::Swiglu { outputs } else { 0 };
         let floats = |n: usize| n * size_of::<f32>();
-        let [codes, line, room, products, gated, of_bias] = scratch.slices::<u8, 6>([
-            single[0],
-            floats(single[1]),
-            int8::room(&most),
-            floats(outputs),
-            floats(gated),
-            floats(self.tile),
-        ]);
-        let [line, products, gated, of_bias] = [line, products, gated, of_bias].map(cast::<f32>);
-        if self.rows == 1 {
-            self.put_codes(io, all, 0, line, codes);
-        }
-        let codes: &[u8] = if self.rows == 1 { codes } else { io.prepared() };
-        for piece in pieces {
-            let (block, tile) = (piece / self.tiles, piece % self.tiles);
+        let [room, products, gated, of_bias] =
+            scratch.slices::<u8, 4>([int8::room(&most), floats(outputs), floats(gated), floats(width)]);
+        let [products, gated, of_bias] = [products, gated, of_bias].map(cast::<f32>);
+        let codes: &[u8] = io.prepared();
+        let mut pieces = pieces;
+        while !pieces.is_empty() {
+            let block = pieces.start / self.tiles;
             let rows = block * self.row_block..((block + 1) * self.row_block).min(self.rows);
             let x = int8::ActivationCodes::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
-            let (which, columns) = self.place(tile);
+            let (which, columns, together) = self.run_of_pieces(&pieces);
+            pieces.start += together;
             let mut multiply = |which: usize, out: &mut [f32]| {
                 let data = io.input(self.x + 1 + which);
                 let weight = int8::CodeWeight {

@@ -15,21 +15,23 @@ use crate::scratch::Scratch;
 impl LinearKernel {
     pub(super) fn run_in_pairs(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let block = self.row_block.min(self.rows);
+        let width = self.columns_together(pieces.len());
         let floats = |n: usize| n * size_of::<f32>();
         let [lines, products, gated, line] = scratch.slices::<u8, 4>([
             if self.packed { 0 } else { pairs::ROOM * size_of::<Line>() },
-            floats(block * self.tile),
-            if self.after == After::Swiglu { floats(block * self.tile) } else { 0 },
-            floats(self.tile),
+            floats(block * width),
+            if self.after == After::Swiglu { floats(block * width) } else { 0 },
+            floats(width),
         ]);
         let lines = cast::<u32>(lines).as_chunks_mut().0;
         let [products, gated, line] = [products, gated, line].map(cast::<f32>);
-        for piece in pieces {
-            let (row_block, tile) = (piece / self.tiles, piece % self.tiles);
-            let first = row_block * self.row_block;
+        let mut pieces = pieces;
+        while !pieces.is_empty() {
+            let first = pieces.start / self.tiles * self.row_block;
             let rows = first..(first + self.row_block).min(self.rows);
             let x = &io.input::<bf16>(self.x)[rows.start * self.inner..rows.end * self.inner];
-            let (which, columns) = self.place(tile);
+            let (which, columns, together) = self.run_of_pieces(&pieces);
+            pieces.start += together;
             let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut of = |which: usize, out: &mut [f32]| {
                 let input = self.x + 1 + which;

@@ -24,6 +24,10 @@ pub(super) enum After {
 #[cfg(target_arch = "x86_64")]
 const STREAMED: usize = 2 << 20;
 
+/// Tiles whose columns are multiplied together where x is one row, at most: each weight of several is then read in long runs,
+/// which memory gives at a higher rate than short ones, and whose outputs stay in first-level cache.
+const TILES_TOGETHER: usize = 128;
+
 pub(super) struct LinearWeight {
     pub(super) columns: usize,
     pub(super) dtype: DType,
@@ -91,6 +95,24 @@ impl LinearKernel {
         };
         let begin = (tile - self.weights[which].tiles_before) * self.tile;
         (which, begin..(begin + self.tile).min(self.weights[which].columns))
+    }
+
+    /// Columns that are multiplied together, at most, by a thread that computes `pieces` pieces.
+    pub(super) fn columns_together(&self, pieces: usize) -> usize {
+        self.tile * if self.rows == 1 { pieces.clamp(1, TILES_TOGETHER) } else { 1 }
+    }
+
+    /// The weight and its columns that are multiplied together first of `pieces`, which are not none, and how many pieces that
+    /// are: one, or of one row of x as many as follow one another in a weight.
+    pub(super) fn run_of_pieces(&self, pieces: &Range<usize>) -> (usize, Range<usize>, usize) {
+        let (which, mut columns) = self.place(pieces.start % self.tiles);
+        let most = self.columns_together(pieces.len()) / self.tile;
+        let follows = |piece: &usize| *piece < pieces.end && self.place(piece % self.tiles).0 == which;
+        let more = (pieces.start + 1..pieces.start + most).take_while(follows).last();
+        if let Some(last) = more {
+            columns.end = self.place(last % self.tiles).1.end;
+        }
+        (which, columns, more.map_or(1, |last| last + 1 - pieces.start))
     }
 
     /// From the products of a tile to the output.

@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::tile::Tile;
-use crate::interleave::{self, AHEAD, Interleaving, Line};
+use crate::interleave::{self, Interleaving, Line};
 use crate::simd;
 
 /// Columns of a tile: two vectors of lanes.
@@ -26,7 +26,7 @@ pub(super) const COLUMNS: usize = 2 * LANES;
 const LANES: usize = interleave::ROWS;
 
 /// Elements of K whose products are added up before they are added to the total: the weights of a tile are then 16 KiB.
-const DEPTH: usize = 256;
+const DEPTH: usize = 1024;
 
 /// Rows of x by two vectors of columns whose sums are in registers.
 const ROWS: usize = 6;
@@ -181,9 +181,6 @@ fn block<const R: usize, const C: usize>(
     };
     for nth in 0..pairs / 2 {
         for (sums, nth) in [(&mut even, 2 * nth), (&mut odd, 2 * nth + 1)] {
-            if R == 1 {
-                simd::fetch_far(weights[0].as_ptr().wrapping_add(nth + AHEAD).cast(), 1);
-            }
             let mut of_weights = [line(0, nth); C];
             for c in 1..C {
                 of_weights[c] = line(c, nth);

@@ -9,8 +9,8 @@
 use std::arch::x86_64::{
     __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
     _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_srai_epi32,
-    _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_xor_si512,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_sllv_epi32,
+    _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_xor_si512,
 };
 
 use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
@@ -109,85 +109,91 @@ impl OneRow for Q8_0 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
-        let sign = _mm512_set1_epi8(-128);
         let mut sum = _mm512_setzero_ps();
-        // The block whose words come, its integers in two chains, and the word that has its scale.
-        let (mut even, mut odd, mut scale) = (_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_ps());
-        macro_rules! quads {
-            ($($quad:literal)*) => {
-                $(
-                    // SAFETY: 272 bytes are 17 quads.
-                    let words = unsafe { rows.words(16 * $quad) };
-                    for j in 0..4 {
-                        let (word, nth) = (words[j], 4 * $quad + j);
-                        let (pair, at) = (nth / 17, nth % 17);
-                        let codes = _mm512_xor_si512(word, sign);
-                        if at == 0 {
-                            scale = halves(word);
-                            (even, odd) = (x.begin(4 * pair), _mm512_setzero_si512());
-                        }
-                        if at % 2 == 0 || at == 9 {
-                            if at == 9 {
-                                even = x.begin(4 * pair + 2);
-                                odd = _mm512_setzero_si512();
-                            }
-                            even = _mm512_dpbusd_epi32(even, codes, x.word(nth));
-                        } else {
-                            odd = _mm512_dpbusd_epi32(odd, codes, x.word(nth));
-                        }
-                        if at == 8 || at == 16 {
-                            let integers = _mm512_add_epi32(even, odd);
-                            sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), scale, sum);
-                        }
-                        if at == 8 {
-                            scale = halves(_mm512_srli_epi32::<16>(word));
-                        }
-                    }
-                )*
+        for pair in 0..4 {
+            // SAFETY: 272 bytes are four pairs of blocks.
+            let (of, last) = unsafe {
+                let at = 68 * pair;
+                let of = [rows.words(at), rows.words(at + 16), rows.words(at + 32), rows.words(at + 48)];
+                (of, rows.words(at + 52)[3])
             };
+            let first = 17 * pair;
+            let mut integers = [x.begin(4 * pair), _mm512_setzero_si512()];
+            for nth in 0..8 {
+                integers[nth % 2] = add_signed(integers[nth % 2], of[nth / 4][nth % 4], x.word(first + nth));
+            }
+            // The ninth word ends one block and begins the other.
+            let shared = of[2][0];
+            integers[0] = add_signed(integers[0], shared, x.word(first + 8));
+            sum = add_block(sum, integers, halves(of[0][0]));
+            let mut integers = [x.begin(4 * pair + 2), _mm512_setzero_si512()];
+            for nth in 9..16 {
+                integers[nth % 2] = add_signed(integers[nth % 2], of[nth / 4][nth % 4], x.word(first + nth));
+            }
+            integers[0] = add_signed(integers[0], last, x.word(first + 16));
+            sum = add_block(sum, integers, halves(_mm512_srli_epi32::<16>(shared)));
         }
-        quads!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
         sum
     }
 }
 
-/// Scales and minima of Q4_K and Q5_K from the first four words of a block.
+/// `sum` and the products of codes with a sign, which are taken as 128 more, and of `x`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn packed_scales([both, scales, minima, rest]: [__m512i; 4]) -> [[__m512; 2]; 8] {
-    let (scale, minimum) = (halves(both), halves(_mm512_srli_epi32::<16>(both)));
-    // Byte `i` of each word is of groups `i` and `i + 4`.
-    let last_scales = _mm512_or_si512(field(rest, 0, 0x0f0f_0f0f), field(scales, 2, 0x3030_3030));
-    let last_minima = _mm512_or_si512(field(rest, 4, 0x0f0f_0f0f), field(minima, 2, 0x3030_3030));
-    let words = [[scales, minima], [last_scales, last_minima]];
-    let mut all = [[_mm512_setzero_ps(); 2]; 8];
-    for group in 0..8 {
-        let [scales, minima] = words[group / 4];
-        all[group] = [
-            _mm512_mul_ps(scale, _mm512_cvtepi32_ps(field(scales, group % 4 * 8, 63))),
-            _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(field(minima, group % 4 * 8, 63))),
-        ];
-    }
-    all
+fn add_signed(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+    _mm512_dpbusd_epi32(sum, _mm512_xor_si512(codes, _mm512_set1_epi8(-128)), x)
 }
 
-/// Adds the products of two groups that share their bytes.
+/// `sum` and what two sums of products of a block stand for.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn add_pair(
-    sum: __m512,
-    pair: usize,
-    integers: [__m512i; 2],
-    scales: &[[__m512; 2]; 8],
-    of_x: &[f32; GROUP / SUMMED],
-) -> __m512 {
-    let mut sum = sum;
-    for of in 0..2 {
-        let [scale, minimum] = scales[2 * pair + of];
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[of]), scale, sum);
-        sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x[2 * (2 * pair + of)]), sum);
+fn add_block(sum: __m512, [even, odd]: [__m512i; 2], scale: __m512) -> __m512 {
+    _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(even, odd)), scale, sum)
+}
+
+/// Scales and minima of Q4_K and Q5_K, those of one group after another.
+struct PackedScales {
+    scale: __m512,
+    minimum: __m512,
+    /// Of the group to come and of those after it, in the bytes of each word; then of the last four groups.
+    scales: [__m512i; 2],
+    minima: [__m512i; 2],
+}
+
+impl PackedScales {
+    /// From the first four words of a block.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn new([both, scales, minima, rest]: [__m512i; 4]) -> Self {
+        // Byte `i` of each word is of groups `i` and `i + 4`.
+        let last_scales = _mm512_or_si512(field(rest, 0, 0x0f0f_0f0f), field(scales, 2, 0x3030_3030));
+        let last_minima = _mm512_or_si512(field(rest, 4, 0x0f0f_0f0f), field(minima, 2, 0x3030_3030));
+        Self {
+            scale: halves(both),
+            minimum: halves(_mm512_srli_epi32::<16>(both)),
+            scales: [scales, last_scales],
+            minima: [minima, last_minima],
+        }
     }
-    sum
+
+    /// Adds the products of groups `2 pair` and the next, which share their bytes, to `sum`; pairs come in order.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn add_pair(&mut self, sum: __m512, pair: usize, integers: [__m512i; 2], of_x: &[f32; GROUP / SUMMED]) -> __m512 {
+        if pair == 2 {
+            (self.scales[0], self.minima[0]) = (self.scales[1], self.minima[1]);
+        }
+        let mut sum = sum;
+        for of in 0..2 {
+            let scale = _mm512_mul_ps(self.scale, _mm512_cvtepi32_ps(field(self.scales[0], 0, 63)));
+            let minimum = _mm512_mul_ps(self.minimum, _mm512_cvtepi32_ps(field(self.minima[0], 0, 63)));
+            sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[of]), scale, sum);
+            sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x[2 * (2 * pair + of)]), sum);
+            self.scales[0] = _mm512_srli_epi32::<8>(self.scales[0]);
+            self.minima[0] = _mm512_srli_epi32::<8>(self.minima[0]);
+        }
+        sum
+    }
 }
 
 impl OneRow for Q4K {
@@ -197,7 +203,7 @@ impl OneRow for Q4K {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 144 bytes.
-        let scales = packed_scales(unsafe { rows.words(0) });
+        let mut scales = PackedScales::new(unsafe { rows.words(0) });
         let mut sum = _mm512_setzero_ps();
         for pair in 0..4 {
             let mut integers = [_mm512_setzero_si512(); 2];
@@ -211,7 +217,7 @@ impl OneRow for Q4K {
                     integers[1] = _mm512_dpbusd_epi32(integers[1], high, x.word(first + 8));
                 }
             }
-            sum = add_pair(sum, pair, integers, &scales, x.sums);
+            sum = scales.add_pair(sum, pair, integers, x.sums);
         }
         sum
     }
@@ -224,7 +230,7 @@ impl OneRow for Q5K {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 176 bytes.
-        let (scales, fifths) = unsafe { (packed_scales(rows.words(0)), [rows.words(16), rows.words(32)]) };
+        let (mut scales, fifths) = unsafe { (PackedScales::new(rows.words(0)), [rows.words(16), rows.words(32)]) };
         let mut sum = _mm512_setzero_ps();
         for pair in 0..4 {
             let mut integers = [_mm512_setzero_si512(); 2];
@@ -240,7 +246,7 @@ impl OneRow for Q5K {
                     integers[1] = _mm512_dpbusd_epi32(integers[1], high, x.word(first + 8));
                 }
             }
-            sum = add_pair(sum, pair, integers, &scales, x.sums);
+            sum = scales.add_pair(sum, pair, integers, x.sums);
         }
         sum
     }
@@ -254,28 +260,32 @@ impl OneRow for Q6K {
     unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 210 bytes, its last ones an f16.
         let (groups, scale) = unsafe { (rows.words(192), halves(_mm512_srli_epi32::<16>(rows.words(194)[3]))) };
+        let upper = _mm512_set1_epi8(0x30);
         let mut sum = _mm512_setzero_ps();
         for half in 0..2 {
-            // SAFETY: as above.
-            let uppers = unsafe { [rows.words(128 + 32 * half), rows.words(144 + 32 * half)] };
             let mut integers = [_mm512_setzero_si512(); 8];
-            for part in 0..4 {
+            for group in 0..8 {
+                integers[group] = x.begin(8 * half + group);
+            }
+            for part in 0..2 {
                 // SAFETY: as above.
-                let bytes = unsafe { rows.words(64 * half + 16 * part) };
-                integers[part] = x.begin(8 * half + part);
-                integers[part + 4] = x.begin(8 * half + part + 4);
+                let (uppers, bytes) = unsafe {
+                    let (at, of_upper) = (64 * half + 16 * part, 128 + 32 * half + 16 * part);
+                    (rows.words(of_upper), [rows.words(at), rows.words(at + 32)])
+                };
                 for nth in 0..4 {
                     let first = 32 * half + 4 * part + nth;
-                    // Elements of the first two groups of 32 have the lower two bits and nibbles.
-                    let by = _mm512_set1_epi32(2 * (part as i32 / 2));
-                    let two = _mm512_srlv_epi32(uppers[part % 2][nth], by);
-                    let upper = _mm512_set1_epi8(0x30);
-                    let low_bits = _mm512_and_si512(_mm512_sllv_epi32(two, _mm512_set1_epi32(4)), upper);
-                    let high_bits = _mm512_and_si512(two, upper);
-                    let [low, high] = nibbles(bytes[nth]);
-                    let (low, high) = (_mm512_or_si512(low, low_bits), _mm512_or_si512(high, high_bits));
-                    integers[part] = _mm512_dpbusd_epi32(integers[part], low, x.word(first));
-                    integers[part + 4] = _mm512_dpbusd_epi32(integers[part + 4], high, x.word(first + 16));
+                    // The upper bits of elements 32 apart, whose lower ones are nibbles of two words.
+                    let two = uppers[nth];
+                    let bits =
+                        [_mm512_slli_epi32::<4>(two), _mm512_slli_epi32::<2>(two), two, _mm512_srli_epi32::<2>(two)];
+                    let ([a, c], [b, d]) = (nibbles(bytes[0][nth]), nibbles(bytes[1][nth]));
+                    let lower = [a, b, c, d];
+                    for of in 0..4 {
+                        let codes = _mm512_or_si512(lower[of], _mm512_and_si512(bits[of], upper));
+                        let sum = &mut integers[2 * of + part];
+                        *sum = _mm512_dpbusd_epi32(*sum, codes, x.word(first + 8 * of));
+                    }
                 }
             }
             for nth in 0..8 {
