@@ -45,7 +45,7 @@ pub struct PublishedTensor {
 impl ModelConfig {
     /// What the weight `name` of `rank` axes is for.
     pub fn weight_role(&self, name: &str, rank: usize) -> WeightRole {
-        if name.ends_with(".bias") {
+        if name.ends_with(".bias") || name.ends_with(".e_score_correction_bias") {
             return WeightRole::Bias;
         }
         // Norms with weights for each head have two axes.

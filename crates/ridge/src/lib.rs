@@ -51,6 +51,7 @@ mod trainer;
 /// Training.
 pub mod train {
     pub use crate::trainer::{TrainMemory, Trainer};
+    pub use ridge_train::LayerUse;
     pub use ridge_train::log::{StepReport, TrainEvent};
     pub use ridge_train::settings::Settings;
     pub use ridge_train::{RunEnd, TrainError};
