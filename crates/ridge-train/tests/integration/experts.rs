@@ -202,7 +202,8 @@ fn micro_batches_are_routed_apart_and_counted_together() {
         "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false}"#;
     std::fs::write(dir.path().join("mixtral.json"), mixtral).expect("writes");
     for routing in ["top_k", "capacity", "expert_choice"] {
-        let keys = [("experts.routing", routing), ("train.accumulation", "3"), ("model.dropout", "0.1"), ("log.every", "4")];
+        let keys =
+            [("experts.routing", routing), ("train.accumulation", "3"), ("model.dropout", "0.1"), ("log.every", "4")];
         let _ = std::fs::remove_dir_all(dir.path().join("run"));
         let ran = run(&small_settings(dir.path(), "mixtral.json", &keys));
         ran.end.as_ref().unwrap_or_else(|e| panic!("{routing}: {e}"));
