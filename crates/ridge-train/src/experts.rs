@@ -85,7 +85,7 @@ pub struct LayerUse {
 
 /// Loads of experts, summed over steps.
 #[derive(Clone, Debug)]
-pub(crate) struct ExpertLoads {
+pub struct ExpertLoads {
     layers: Vec<RoutedLayer>,
     /// Of each layer and expert.
     load: Vec<f64>,
@@ -96,17 +96,19 @@ pub(crate) struct ExpertLoads {
 }
 
 impl ExpertLoads {
-    pub(crate) fn new(layers: &[RoutedLayer]) -> Self {
+    /// None yet.
+    pub fn new(layers: &[RoutedLayer]) -> Self {
         let experts: usize = layers.iter().map(|layer| layer.experts).sum();
         Self { layers: layers.to_vec(), load: vec![0.0; experts], dropped: vec![0.0; layers.len()], tokens: 0.0 }
     }
 
-    pub(crate) fn has_layers(&self) -> bool {
+    /// Are there layers with experts?
+    pub fn has_layers(&self) -> bool {
         !self.layers.is_empty()
     }
 
     /// Adds those of a step of so many tokens.
-    pub(crate) fn add(&mut self, load: &[f32], dropped: &[f32], tokens: usize) {
+    pub fn add(&mut self, load: &[f32], dropped: &[f32], tokens: usize) {
         for (sum, value) in self.load.iter_mut().zip(load) {
             *sum += f64::from(*value);
         }
@@ -117,7 +119,7 @@ impl ExpertLoads {
     }
 
     /// How evenly experts were used, and begins again. Empty without experts or steps.
-    pub(crate) fn take(&mut self, settings: &ExpertsSettings) -> Vec<LayerUse> {
+    pub fn take(&mut self, settings: &ExpertsSettings) -> Vec<LayerUse> {
         let all = std::mem::replace(self, Self::new(&self.layers));
         if all.tokens == 0.0 {
             return Vec::new();

@@ -25,7 +25,7 @@ pub mod step;
 mod trainer;
 
 pub use error::{Result, TrainError};
-pub use experts::LayerUse;
+pub use experts::{ExpertLoads, LayerUse};
 pub use export::export;
 pub use guard::{LossScale, LossStatistics, Refusal};
 pub use initial::{initial_weight, usual_initialization};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ridge_graph::passes::RoutedLayer;
 use ridge_graph::{Bindings, DType, Graph, Type, passes};
 use ridge_hw::units::Bytes;
-use ridge_models::{BuildOptions, ModelConfig, ModelFiles, symbols};
+use ridge_models::{BuildOptions, ModelConfig, ModelFiles, training_bindings};
 use ridge_runtime::{Backend, ProgramCache, Schedule};
 use serde_json::Value;
 
@@ -176,15 +176,7 @@ impl Prepared {
         let length = self.settings.data.sequence_length;
         // Each token sees itself and those before it.
         let pairs = self.settings.train.batch_size * length * (length + 1) / 2;
-        let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::PAIRS, pairs);
-        let cost = self.graph.cost();
-        let within: Vec<String> = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read]
-            .into_iter()
-            .flat_map(ridge_graph::Poly::symbols)
-            .map(|symbol| symbol.name().to_owned())
-            .filter(|name| name != symbols::TOKENS && name != symbols::PAIRS)
-            .collect();
-        within.iter().fold(bindings, |all, name| all.with(name, pairs))
+        training_bindings(&self.graph, tokens, pairs)
     }
 
     /// Elements of the weights that are trained.

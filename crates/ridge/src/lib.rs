@@ -41,6 +41,7 @@
 
 mod admission;
 mod error;
+mod experts;
 mod load;
 mod model;
 mod placement;
@@ -59,6 +60,7 @@ pub mod train {
 
 pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};
 pub use error::{Error, Result, Smaller};
+pub use experts::{DispatchTime, ExpertBench, ExpertBenchSettings};
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
     estimate_memory, load_engine, load_model, load_network, round_network_for_cpu,

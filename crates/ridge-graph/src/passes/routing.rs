@@ -16,6 +16,8 @@ pub enum Dispatch {
     /// An expert takes the first tokens of a step that chose it, up to this number; the others do without it and keep what
     /// their other experts give (Fedus et al. 2022, "Switch Transformers", section 2.2).
     Capacity(usize),
+    /// As [`Dispatch::Capacity`], and each expert's tokens are padded to this number, so that all experts multiply equal shapes.
+    Padded(usize),
     /// Each expert takes this number of tokens, those that score highest for it (Zhou et al. 2022, "Mixture-of-Experts with
     /// Expert Choice Routing", section 3.2). At most the tokens of a step.
     ExpertChoice(usize),
@@ -307,6 +309,13 @@ fn rows_of_experts(g: &mut Builder, offsets: Var, experts: usize) -> Result<Var>
     g.reshape(rows, [1, experts])
 }
 
+/// Where experts begin that have `size` rows each: i32 `[experts + 1]`.
+fn equal_offsets(g: &mut Builder, experts: usize, size: usize) -> Result<Var> {
+    let size = g.constant(DType::I32, size as f64)?;
+    let expert = g.iota([experts + 1], 0, DType::I32)?;
+    g.mul(expert, size)
+}
+
 /// What the permutation gives, made from that of all choices, `made`; the load; and what was dropped.
 fn dispatched(
     g: &mut Builder,
@@ -343,6 +352,36 @@ fn dispatched(
             let dropped = sum(g, dropped)?;
             Ok((vec![rows, places, offsets], load, dropped))
         }
+        Dispatch::Padded(size) => {
+            let load = rows_of_experts(g, made[2], experts)?;
+            let column = |g: &mut Builder, first: usize| {
+                let part = g.slice(made[2], 0, first, experts)?;
+                g.reshape(part, [experts, 1])
+            };
+            let (begin, end) = (column(g, 0)?, column(g, 1)?);
+            let nowhere = g.constant(DType::I32, -1.0)?;
+            let count = g.constant(DType::I32, size as f64)?;
+            let rank = g.iota([experts, size], 1, DType::I32)?;
+            let from = g.add(begin, rank)?;
+            let is_row = g.lt(from, end)?;
+            let rows = g.gather(made[0], from, 0)?;
+            let rows = g.select(is_row, rows, nowhere)?;
+            let rows = g.reshape(rows, [experts * size])?;
+            let first = g.gather(made[2], ids, 0)?;
+            let rank = g.sub(made[1], first)?;
+            let zero = g.constant(DType::I32, 0.0)?;
+            let (is_pair, fits) = (g.ge(made[1], zero)?, g.lt(rank, count)?);
+            let fits = g.and(is_pair, fits)?;
+            let padded = g.mul(ids, count)?;
+            let padded = g.add(padded, rank)?;
+            let places = g.select(fits, padded, nowhere)?;
+            let offsets = equal_offsets(g, experts, size)?;
+            let taken = g.cast(fits, DType::F32)?;
+            let taken = g.reduce_sum(taken, 0)?;
+            let (all, taken) = (sum(g, load)?, sum(g, taken)?);
+            let dropped = g.sub(all, taken)?;
+            Ok((vec![rows, places, offsets], load, dropped))
+        }
         Dispatch::ExpertChoice(taken) => {
             let tokens = g.ty(seq_ids)?.shape.0[0].clone();
             let scores = scores(g, &router.op, logits)?;
@@ -365,9 +404,7 @@ fn dispatched(
             let places = g.scatter(places, pair, place, 0)?;
             let places = g.reshape(places, Shape(vec![tokens, experts.into()]))?;
             let places = g.select(is_token, places, nowhere)?;
-            let taken = g.constant(DType::I32, taken as f64)?;
-            let offsets = g.iota([experts + 1], 0, DType::I32)?;
-            let offsets = g.mul(offsets, taken)?;
+            let offsets = equal_offsets(g, experts, taken)?;
             let zero = g.constant(DType::I32, 0.0)?;
             let used = g.ge(places, zero)?;
             let used = g.cast(used, DType::F32)?;
