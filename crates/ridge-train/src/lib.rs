@@ -20,6 +20,7 @@ mod prepare;
 mod rate;
 mod recompute;
 mod run;
+mod same_run;
 pub mod settings;
 pub mod step;
 mod trainer;

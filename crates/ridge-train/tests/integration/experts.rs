@@ -142,7 +142,8 @@ fn what_a_model_lacks_is_refused_by_name() {
     // Llama 4 multiplies what goes into an expert by the token's weight for it.
     let text = std::fs::read_to_string(fixtures().join("families/llama4/config.json")).expect("is there");
     let mut llama4: serde_json::Value = serde_json::from_str(&text).expect("is JSON");
-    llama4["layer_types"] = vec!["full_attention"; llama4["num_hidden_layers"].as_u64().expect("has layers") as usize].into();
+    llama4["layer_types"] =
+        vec!["full_attention"; llama4["num_hidden_layers"].as_u64().expect("has layers") as usize].into();
     std::fs::write(dir.path().join("llama4.json"), llama4.to_string()).expect("writes");
     let choice = [("experts.routing", "expert_choice")];
     let error = run(&small_settings(dir.path(), "llama4.json", &choice)).end.expect_err("weighs inputs").to_string();
