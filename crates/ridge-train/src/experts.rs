@@ -13,7 +13,7 @@ use crate::settings::{ExpertsSettings, RoutingName};
 ///
 /// # Errors
 /// When a setting asks for what the model lacks.
-pub fn routed(
+pub(crate) fn routed(
     graph: Graph,
     settings: &ExpertsSettings,
     model_type: &str,
@@ -52,7 +52,7 @@ pub fn routed(
 }
 
 /// Makes the biases of `layers` follow the load at `speed`, if that is above 0.
-pub fn balance_biases(updates: &mut [WeightUpdate], layers: &[RoutedLayer], speed: f64) {
+pub(crate) fn balance_biases(updates: &mut [WeightUpdate], layers: &[RoutedLayer], speed: f64) {
     if speed == 0.0 {
         return;
     }

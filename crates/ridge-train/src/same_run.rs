@@ -8,7 +8,7 @@ use crate::prepare::Prepared;
 ///
 /// # Errors
 /// Names what differs.
-pub fn check_same_run(prepared: &Prepared, saved: &SavedState, fingerprint: u64) -> Result<()> {
+pub(crate) fn check_same_run(prepared: &Prepared, saved: &SavedState, fingerprint: u64) -> Result<()> {
     let CheckpointInfo { model, optimizer, seed, data_fingerprint, .. } = &saved.info;
     let differs = |what: &str, was: &dyn std::fmt::Display, is: &dyn std::fmt::Display| {
         let remedy = "continue with the settings that it was made with, or train into another checkpoint.folder";

@@ -224,12 +224,11 @@ impl Router {
     }
 }
 
+/// Makes the outputs of the node of this index from its inputs.
+type MakeNode<'a> = &'a mut dyn FnMut(&mut Builder, usize, Vec<Var>) -> Result<Vec<Var>>;
+
 /// The nodes of `function` once more, each made by `make` from its index and its inputs.
-fn rebuilt(
-    g: &mut Builder,
-    function: &Function,
-    make: &mut dyn FnMut(&mut Builder, usize, Vec<Var>) -> Result<Vec<Var>>,
-) -> Result<Vec<Vec<Var>>> {
+fn rebuilt(g: &mut Builder, function: &Function, make: MakeNode<'_>) -> Result<Vec<Vec<Var>>> {
     if let Some(state) = function.args.iter().find(|arg| arg.role == Role::State) {
         return Err(GraphError::usage(&state.name, "is a state; routing is changed in graphs without any"));
     }
