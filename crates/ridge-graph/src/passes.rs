@@ -16,6 +16,7 @@ mod order;
 mod pattern;
 pub(crate) mod respecialise;
 mod retype;
+mod routing;
 mod tidy;
 mod vmap;
 
@@ -29,5 +30,6 @@ pub use linears::group_linears;
 pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest, Target};
 pub use pattern::Pattern;
 pub use retype::retype;
+pub use routing::{Dispatch, EXPERT_DROPPED, EXPERT_LOAD, RoutedLayer, RoutingTerms, routed_layers, with_routing};
 pub use tidy::{prune, tidy};
 pub use vmap::vmap;

@@ -54,5 +54,5 @@ pub use rows::{
 pub use shares::Shares;
 pub use source::ModelFiles;
 pub use summary::Summary;
-pub use training::{PublishedTensor, WeightRole};
+pub use training::{PublishedTensor, WeightRole, training_bindings};
 pub use weights::WeightSource;

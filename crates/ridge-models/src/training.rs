@@ -1,10 +1,11 @@
 //! What training asks of a decoder's family besides its graph: what each weight is for, and weights as they are published.
 
 use ridge_files::Checkpoint;
-use ridge_graph::DType;
+use ridge_graph::{Bindings, DType, Graph, Poly};
 
 use crate::error::Result;
 use crate::families::{Cut, ModelConfig};
+use crate::model::symbols;
 
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,20 @@ pub enum WeightRole {
     Vector,
 }
 
+/// The extents of a step of a training graph with so many tokens, which attend to so many pairs of a token and one before it;
+/// pairs within windows are taken for as many.
+pub fn training_bindings(graph: &Graph, tokens: usize, pairs: usize) -> Bindings {
+    let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::PAIRS, pairs);
+    let cost = graph.cost();
+    let within: Vec<String> = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read]
+        .into_iter()
+        .flat_map(Poly::symbols)
+        .map(|symbol| symbol.name().to_owned())
+        .filter(|name| name != symbols::TOKENS && name != symbols::PAIRS)
+        .collect();
+    within.iter().fold(bindings, |all, name| all.with(name, pairs))
+}
+
 /// A tensor under its published name.
 #[derive(Clone, Debug)]
 pub struct PublishedTensor {
@@ -45,7 +60,7 @@ pub struct PublishedTensor {
 impl ModelConfig {
     /// What the weight `name` of `rank` axes is for.
     pub fn weight_role(&self, name: &str, rank: usize) -> WeightRole {
-        if name.ends_with(".bias") {
+        if name.ends_with(".bias") || name.ends_with(".e_score_correction_bias") {
             return WeightRole::Bias;
         }
         // Norms with weights for each head have two axes.

@@ -3,12 +3,13 @@
 //! Read `settings` first (what a run may be told), then `prepare` (from settings to graphs), `step` (a training step as a
 //! schedule of three programs), `trainer` (weights on a device, single steps, losses, samples) and `run` (the loop).
 //! `optimizer` says what an update does to each weight, `rate` the learning rate of each step, `initial` the weights at the
-//! beginning, `recompute` what the backward pass computes again, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
+//! beginning, `recompute` what the backward pass computes again, `experts` what is asked of routing and how evenly it used them, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
 //! writes models, `log` tells what happens.
 
 pub mod checkpoint;
 pub mod data;
 mod error;
+mod experts;
 mod export;
 mod guard;
 mod initial;
@@ -19,11 +20,13 @@ mod prepare;
 mod rate;
 mod recompute;
 mod run;
+mod same_run;
 pub mod settings;
 pub mod step;
 mod trainer;
 
 pub use error::{Result, TrainError};
+pub use experts::{ExpertLoads, LayerUse};
 pub use export::export;
 pub use guard::{LossScale, LossStatistics, Refusal};
 pub use initial::{initial_weight, usual_initialization};

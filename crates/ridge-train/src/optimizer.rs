@@ -39,6 +39,15 @@ pub enum UpdateOp {
     Lion(Lion),
     /// See [`Muon`].
     Muon(Muon),
+    /// Adds `speed` to elements whose gradient is below 0 and takes it from those above, whatever the learning rate. Its
+    /// gradient is how many more tokens chose each expert of the layer with experts of this number than the mean
+    /// (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2; Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing", algorithm 1).
+    FollowLoad {
+        /// Among the layers with experts.
+        layer: usize,
+        /// The change of a step.
+        speed: f64,
+    },
 }
 
 /// A state of an update: what its name ends with, its type, and the byte that it is filled with at first.
@@ -151,6 +160,7 @@ impl UpdateOp {
                 };
                 both.flat_map(of).collect()
             }
+            Self::FollowLoad { .. } => Vec::new(),
             Self::Sgd(_) | Self::Muon(_) => vec![alike("momentum")],
             Self::Lion(_) => vec![alike("m")],
             Self::Adafactor(_) => match Adafactor::factored(shape) {
@@ -191,6 +201,15 @@ impl UpdateOp {
             Self::Adafactor(op) => {
                 inputs.push(step);
                 g.composite(op, &inputs)
+            }
+            Self::FollowLoad { speed, .. } => {
+                let [zero, up] = [0.0, speed].map(|value| g.constant(DType::F32, value));
+                let (zero, up) = (zero?, up?);
+                let down = g.neg(up)?;
+                let (above, below) = (g.gt(grad, zero)?, g.lt(grad, zero)?);
+                let rise = g.select(below, up, zero)?;
+                let change = g.select(above, down, rise)?;
+                Ok(vec![g.add(param, change)?])
             }
             Self::Sgd(op) => g.composite(op, &inputs),
             Self::Lion(op) => g.composite(op, &inputs),

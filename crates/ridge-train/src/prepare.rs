@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ridge_graph::passes::RoutedLayer;
 use ridge_graph::{Bindings, DType, Graph, Type, passes};
 use ridge_hw::units::Bytes;
-use ridge_models::{BuildOptions, ModelConfig, ModelFiles, symbols};
+use ridge_models::{BuildOptions, ModelConfig, ModelFiles, training_bindings};
 use ridge_runtime::{Backend, ProgramCache, Schedule};
 use serde_json::Value;
 
 use crate::data::{Corpus, Vocabulary};
 use crate::error::{Result, TrainError, io_error};
+use crate::experts::{balance_biases, routed};
 use crate::mup::WidthScaling;
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
 use crate::recompute::RecomputeLevel;
@@ -31,8 +33,10 @@ pub struct Prepared {
     pub from: Option<ModelFiles>,
     /// The training graph, without dropout and z-loss: what losses are measured with.
     pub graph: Graph,
-    /// The graph that is differentiated, with dropout.
+    /// The graph that is differentiated, with dropout and what is asked of routing.
     trained: Graph,
+    /// Layers with experts.
+    pub experts: Vec<RoutedLayer>,
     /// The updates of weights.
     pub updates: Vec<WeightUpdate>,
     /// What its backward pass computes again.
@@ -91,23 +95,30 @@ impl Prepared {
         };
         let graph = built(0.0)?;
         let trained = if settings.train.z_loss > 0.0 { built(settings.train.z_loss)? } else { graph.clone() };
+        let tokens = settings.train.batch_size * length;
+        let (trained, experts) = routed(trained, &settings.experts, config.model_type(), tokens)?;
         let [residual, attention] = [settings.model.dropout, settings.model.attention_dropout];
         let trained = if residual == 0.0 && attention == 0.0 {
             trained
         } else {
             let mut pruned = trained;
-            passes::prune(&mut pruned, &["loss_sum", "target_count"])?;
+            let mut kept = vec!["loss_sum", "target_count"];
+            if !experts.is_empty() {
+                kept.extend([passes::EXPERT_LOAD, passes::EXPERT_DROPPED]);
+            }
+            passes::prune(&mut pruned, &kept)?;
             let places = passes::DropoutPlaces { residual, attention, scopes: &config.residual_scopes() };
             passes::with_dropout(&pruned, &places)?
         };
         let weights = trained_weights(&graph);
         let role = |name: &str, rank: usize| config.weight_role(name, rank);
         let width = WidthScaling::new(&settings, &config, &weights)?;
-        let updates = weight_updates(&weights, &settings.optimizer, width, role)?;
+        let mut updates = weight_updates(&weights, &settings.optimizer, width, role)?;
+        balance_biases(&mut updates, &experts, settings.experts.bias_update_speed);
         let recompute = RecomputeLevel::of(settings.train.recomputation, &trained);
         let schedule = Schedule::default();
         let mut prepared =
-            Self { settings, corpus, config_json, config, from, graph, trained, updates, recompute, schedule };
+            Self { settings, corpus, config_json, config, from, graph, trained, experts, updates, recompute, schedule };
         prepared.schedule = prepared.schedule_at(recompute)?;
         Ok(prepared)
     }
@@ -115,8 +126,9 @@ impl Prepared {
     fn schedule_at(&self, recompute: RecomputeLevel) -> Result<Schedule> {
         let Settings { train, optimizer, .. } = &self.settings;
         let (parts, ema) = (train.accumulation, optimizer.ema);
+        let experts = self.experts.first().map(|layer| [self.experts.len(), layer.experts]);
         let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
-        let plan = StepPlan { graph, updates, precision, parts, ema, recompute };
+        let plan = StepPlan { graph, updates, precision, parts, ema, experts, recompute };
         Ok(plan.schedule()?)
     }
 
@@ -164,15 +176,7 @@ impl Prepared {
         let length = self.settings.data.sequence_length;
         // Each token sees itself and those before it.
         let pairs = self.settings.train.batch_size * length * (length + 1) / 2;
-        let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::PAIRS, pairs);
-        let cost = self.graph.cost();
-        let within: Vec<String> = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read]
-            .into_iter()
-            .flat_map(ridge_graph::Poly::symbols)
-            .map(|symbol| symbol.name().to_owned())
-            .filter(|name| name != symbols::TOKENS && name != symbols::PAIRS)
-            .collect();
-        within.iter().fold(bindings, |all, name| all.with(name, pairs))
+        training_bindings(&self.graph, tokens, pairs)
     }
 
     /// Elements of the weights that are trained.

@@ -104,6 +104,8 @@ struct Run {
     /// Steps that were made here in seconds.
     spent: (u64, f64),
     rollbacks: u64,
+    /// Layers whose experts had collapsed at the last report.
+    collapsed: Vec<String>,
 }
 
 type Tell<'a> = &'a mut dyn FnMut(&mut Logs, TrainEvent) -> Result<()>;
@@ -119,7 +121,7 @@ impl Run {
         let peak = trainer.session().backend().kernels().first().map(|kernel| kernel.target.flops_per_second);
         let step = trainer.progress().step;
         let reported = (Instant::now(), step);
-        Self { trainer, logs, writer, flops, peak, reported, spent: (0, 0.0), rollbacks: 0 }
+        Self { trainer, logs, writer, flops, peak, reported, spent: (0, 0.0), rollbacks: 0, collapsed: Vec::new() }
     }
 
     fn settings(&self) -> &Settings {
@@ -170,6 +172,7 @@ impl Run {
         if is_due(log.every) || is_last || step == 1 {
             let report = self.report(result);
             tell(&mut self.logs, TrainEvent::Step(report))?;
+            self.report_experts(step, tell)?;
         }
         let mut is_best = false;
         if is_due(validation.every) || is_last && validation.every > 0 {
@@ -194,6 +197,20 @@ impl Run {
             }
         }
         Ok(())
+    }
+
+    /// How evenly experts were used, with an alarm for each layer that collapsed since the last report.
+    fn report_experts(&mut self, step: u64, tell: Tell<'_>) -> Result<()> {
+        let layers = self.trainer.take_expert_use();
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let before = std::mem::take(&mut self.collapsed);
+        self.collapsed = layers.iter().filter(|used| used.collapsed).map(|used| used.layer.clone()).collect();
+        let new: Vec<_> =
+            layers.iter().filter(|used| used.collapsed && !before.contains(&used.layer)).cloned().collect();
+        tell(&mut self.logs, TrainEvent::Experts { step, layers })?;
+        new.into_iter().try_for_each(|used| tell(&mut self.logs, TrainEvent::ExpertCollapse { step, used }))
     }
 
     fn save(&mut self, is_best: bool, tell: Tell<'_>) -> Result<()> {

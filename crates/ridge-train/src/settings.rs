@@ -2,10 +2,12 @@
 //!
 //! `keys` lists every key with its help, `read` makes [`Settings`] of a file and flags, `sections` are what they say.
 
+mod experts;
 mod keys;
 mod read;
 mod sections;
 
+pub use experts::{ExpertsSettings, RoutingName};
 pub use keys::{KEYS, Key, KeyKind};
 pub use read::{read_settings, shown_settings};
 

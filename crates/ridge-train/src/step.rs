@@ -9,6 +9,7 @@
 //! weights.
 
 use ridge_graph::grad::{Differentiated, float_weights};
+use ridge_graph::passes::{EXPERT_DROPPED, EXPERT_LOAD};
 use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
 use ridge_runtime::{Schedule, Stage, Times};
 
@@ -27,6 +28,9 @@ pub const UPDATE: &str = "update";
 pub const LOSS: &str = "loss";
 /// The Euclidean norm of the gradient of that mean.
 pub const GRADIENT_NORM: &str = "gradient_norm";
+
+/// With experts, also [`EXPERT_LOAD`] and [`EXPERT_DROPPED`] of the step, in states of these names.
+const OF_EXPERTS: [(&str, &str); 2] = [(EXPERT_LOAD, "train.expert_load"), (EXPERT_DROPPED, "train.expert_dropped")];
 
 /// Step inputs of [`ACCUMULATE`], f32 scalars: the inverse of the number of targets of the whole step.
 pub const LOSS_SCALE: &str = "loss_scale";
@@ -74,6 +78,9 @@ pub struct StepPlan<'a> {
     pub parts: usize,
     /// Decay of the running mean of weights; 0 for none.
     pub ema: f64,
+    /// Layers with experts, and experts of each, if `graph` has the outputs of
+    /// [`with_routing`](ridge_graph::passes::with_routing).
+    pub experts: Option<[usize; 2]>,
     /// What the backward pass computes again.
     pub recompute: RecomputeLevel,
 }
@@ -86,10 +93,14 @@ impl StepPlan<'_> {
     pub fn schedule(&self) -> GraphResult<Schedule> {
         let stage =
             |name, graph, outputs: &[&'static str], times| Stage { name, graph, outputs: outputs.to_vec(), times };
+        let mut reduced = vec![LOSS, GRADIENT_NORM];
+        if self.experts.is_some() {
+            reduced.extend(OF_EXPERTS.map(|(name, _)| name));
+        }
         Ok(Schedule {
             stages: vec![
                 stage(ACCUMULATE, self.accumulate()?, &[], Times::EachPart),
-                stage(REDUCE, self.reduce()?, &[LOSS, GRADIENT_NORM], Times::Once),
+                stage(REDUCE, self.reduce()?, &reduced, Times::Once),
                 stage(UPDATE, self.update()?, &[], Times::Once),
             ],
         })
@@ -115,13 +126,23 @@ impl StepPlan<'_> {
         let loss = g.mul(sum, scale)?;
         outputs.push(("scaled_loss".into(), loss));
         let mut graph = g.finish(outputs)?;
-        ridge_graph::passes::prune(&mut graph, &["scaled_loss"])?;
+        let mut kept = vec!["scaled_loss"];
+        if self.experts.is_some() {
+            kept.extend(OF_EXPERTS.map(|(name, _)| name));
+        }
+        ridge_graph::passes::prune(&mut graph, &kept)?;
 
         let names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
         let mut step = Differentiated::recomputing(&graph, "scaled_loss", &names, self.recompute.of_layers())?;
         let first = if self.parts > 1 { Some(step.g.step_input(FIRST, scalar())?) } else { None };
         let loss = step.output("scaled_loss")?;
         add_to(&mut step, LOSS_STATE, loss, first)?;
+        if self.experts.is_some() {
+            for (name, state) in OF_EXPERTS {
+                let count = step.output(name)?;
+                add_to(&mut step, state, count, first)?;
+            }
+        }
         for parameter in step.parameters.clone() {
             add_to(&mut step, &gradient_name(&parameter.name), parameter.gradient, first)?;
         }
@@ -144,7 +165,27 @@ impl StepPlan<'_> {
         // A weight that is an output would be copied as it is.
         let zero = g.constant(DType::F32, 0.0)?;
         let loss = g.add(loss, zero)?;
-        g.finish(vec![(LOSS.into(), loss), (GRADIENT_NORM.into(), norm)])
+        let mut outputs = vec![(LOSS.into(), loss), (GRADIENT_NORM.into(), norm)];
+        if let Some(experts) = self.experts {
+            for ((name, state), shape) in OF_EXPERTS.into_iter().zip([&experts[..], &experts[..1]]) {
+                let count = g.weight(state, Type::tensor(DType::F32, Shape::new(shape.iter().copied())))?;
+                outputs.push((name.into(), g.add(count, zero)?));
+            }
+        }
+        g.finish(outputs)
+    }
+
+    /// How many more tokens of the step chose each expert of this layer than the mean: f32 `[experts]`.
+    fn load_error(&self, g: &mut Builder, layer: usize) -> GraphResult<Var> {
+        let why = "follows the load of experts, which the training graph does not count";
+        let experts = self.experts.ok_or_else(|| GraphError::Use { at: "update".into(), why: why.into() })?;
+        let load = g.weight(OF_EXPERTS[0].1, Type::tensor(DType::F32, experts))?;
+        let load = g.slice(load, 0, layer, 1)?;
+        let mean = g.reduce_sum(load, 1)?;
+        let count = g.constant(DType::F32, experts[1] as f64)?;
+        let mean = g.div(mean, count)?;
+        let error = g.sub(load, mean)?;
+        g.reshape(error, [experts[1]])
     }
 
     fn update(&self) -> GraphResult<Graph> {
@@ -154,7 +195,10 @@ impl StepPlan<'_> {
         let scale = g.step_input(GRADIENT_SCALE, scalar())?;
         for update in self.updates.iter().filter(|update| update.rate_scale != 0.0) {
             let storage = self.storage(&update.name)?.clone();
-            let gradient = g.weight(&gradient_name(&update.name), self.gradient_type(&update.name)?)?;
+            let gradient = match update.op {
+                UpdateOp::FollowLoad { layer, .. } => self.load_error(&mut g, layer)?,
+                _ => g.weight(&gradient_name(&update.name), self.gradient_type(&update.name)?)?,
+            };
             let has_master = self.precision.has_masters();
             let trained = if has_master { master_name(&update.name) } else { update.name.clone() };
             let whole = Type { dtype: DType::F32, ..storage.clone() };

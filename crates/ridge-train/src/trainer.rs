@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ridge_engine::{Engine, EngineOptions, Request, Sampling};
+use ridge_graph::passes::{EXPERT_DROPPED, EXPERT_LOAD};
 use ridge_graph::{Builder, DType, Role, Type, passes};
 use ridge_models::{BuildOptions, WeightSource};
 use ridge_runtime::WeightData;
@@ -13,10 +14,12 @@ use ridge_runtime::{Backend, BoundSchedule, Bucket, RuntimeError, ScheduleDriver
 use crate::checkpoint::{self, CheckpointInfo, SavedState, SavedTensor, Snapshot};
 use crate::data::{Batch, Batches};
 use crate::error::{Result, TrainError};
+use crate::experts::{ExpertLoads, LayerUse};
 use crate::guard::{LossScale, LossStatistics, Refusal};
 use crate::initial::initial_weight;
 use crate::prepare::{KeptState, Prepared};
 use crate::rate::learning_rate;
+use crate::same_run::check_same_run;
 use crate::settings::{Precision, TrainSettings, shown_settings};
 use crate::step::{
     ACCUMULATE, FIRST, GRADIENT_NORM, GRADIENT_SCALE, LEARNING_RATE, LOSS, LOSS_SCALE, REDUCE, UPDATE, UPDATE_NUMBER,
@@ -35,6 +38,7 @@ pub struct Trainer {
     engine: Option<Engine>,
     fingerprint: u64,
     progress: RunProgress,
+    loads: ExpertLoads,
 }
 
 /// How far a run is.
@@ -90,7 +94,9 @@ impl Trainer {
         let schedule = prepared.schedule.bind(&mut session, &bindings)?;
         let evaluate = session.compile(&prepared.graph, &["loss_sum"])?.bucket(&bindings)?;
         let parts = vec![Batch::default(); settings.train.accumulation];
-        Ok(Self { prepared, session, kept, schedule, evaluate, batches, parts, engine: None, fingerprint, progress })
+        let loads = ExpertLoads::new(&prepared.experts);
+        let engine = None;
+        Ok(Self { prepared, session, kept, schedule, evaluate, batches, parts, engine, fingerprint, progress, loads })
     }
 
     /// What is known of the run.
@@ -118,7 +124,7 @@ impl Trainer {
     /// # Errors
     /// When the device fails.
     pub fn step(&mut self) -> Result<StepResult> {
-        let Self { prepared, schedule, batches, parts, progress, .. } = self;
+        let Self { prepared, schedule, batches, parts, progress, loads, .. } = self;
         let settings = &prepared.settings;
         for part in parts.iter_mut() {
             batches.next(settings.train.batch_size, part);
@@ -129,6 +135,7 @@ impl Trainer {
             targets: parts.iter().map(Batch::target_count).sum::<usize>().max(1),
             parts,
             progress,
+            loads,
             rate,
             scale: 1.0,
             loss_scale: 1.0,
@@ -145,6 +152,11 @@ impl Trainer {
             progress.updates += 1;
         }
         Ok(result)
+    }
+
+    /// How evenly the experts of each layer were used since this was last asked; empty for a model without.
+    pub fn take_expert_use(&mut self) -> Vec<LayerUse> {
+        self.loads.take(&self.prepared.settings.experts)
     }
 
     /// The mean loss on the data that is set aside; `None` if there is none.
@@ -310,6 +322,7 @@ struct StepDriver<'a> {
     /// Targets of all parts.
     targets: usize,
     progress: &'a mut RunProgress,
+    loads: &'a mut ExpertLoads,
     rate: f64,
     /// What clipping multiplies the gradient by.
     scale: f64,
@@ -349,6 +362,10 @@ impl ScheduleDriver for StepDriver<'_> {
         debug_assert_eq!(stage, REDUCE);
         let [loss, gradient_norm] =
             [LOSS, GRADIENT_NORM].map(|name| outputs.f32s(name).map(|values| f64::from(values[0])));
+        if self.loads.has_layers() {
+            let tokens = self.parts.iter().map(|part| part.token_ids.len()).sum();
+            self.loads.add(&outputs.f32s(EXPERT_LOAD)?, &outputs.f32s(EXPERT_DROPPED)?, tokens);
+        }
         let (loss, gradient_norm) = (loss? / self.loss_scale, gradient_norm? / self.loss_scale);
         let mut overflow = None;
         if self.settings.precision == Precision::F16 && loss.is_finite() {
@@ -387,35 +404,6 @@ fn restored(info: &CheckpointInfo) -> RunProgress {
         loss_scale: info.loss_scale,
         best_validation: info.best_validation,
     }
-}
-
-/// Requires that a checkpoint is of this model, optimiser, seed and data.
-fn check_same_run(prepared: &Prepared, saved: &SavedState, fingerprint: u64) -> Result<()> {
-    let CheckpointInfo { model, optimizer, seed, data_fingerprint, .. } = &saved.info;
-    let differs = |what: &str, was: &dyn std::fmt::Display, is: &dyn std::fmt::Display| {
-        let remedy = "continue with the settings that it was made with, or train into another checkpoint.folder";
-        TrainError::path(&saved.path, format!("it is of another run: {what} was {was}, and is {is}"), remedy)
-    };
-    if let (Some(was), Some(is)) = (model.as_object(), prepared.config_json.as_object()) {
-        let changed = was.iter().find(|(key, value)| is.get(*key) != Some(value));
-        if let Some((key, value)) = changed {
-            let now = is.get(key).unwrap_or(&serde_json::Value::Null);
-            return Err(differs(&format!("{key} of config.json"), value, now));
-        }
-    }
-    if *optimizer != prepared.optimizer_name() {
-        return Err(differs("optimizer.name", optimizer, &prepared.optimizer_name()));
-    }
-    if *seed != prepared.settings.train.seed {
-        return Err(differs("train.seed", seed, &prepared.settings.train.seed));
-    }
-    if saved.tokenizer != prepared.corpus.vocabulary.json() {
-        return Err(differs("the vocabulary", &"another", &"that of data.vocabulary"));
-    }
-    if *data_fingerprint != fingerprint {
-        return Err(differs("the data", &format!("{data_fingerprint:016x}"), &format!("{fingerprint:016x}")));
-    }
-    Ok(())
 }
 
 fn load_saved(session: &mut Session, prepared: &Prepared, kept: &[KeptState], saved: &SavedState) -> Result<()> {

@@ -41,6 +41,7 @@
 
 mod admission;
 mod error;
+mod experts;
 mod load;
 mod model;
 mod placement;
@@ -51,6 +52,7 @@ mod trainer;
 /// Training.
 pub mod train {
     pub use crate::trainer::{TrainMemory, Trainer};
+    pub use ridge_train::LayerUse;
     pub use ridge_train::log::{StepReport, TrainEvent};
     pub use ridge_train::settings::Settings;
     pub use ridge_train::{RunEnd, TrainError};
@@ -58,6 +60,7 @@ pub mod train {
 
 pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};
 pub use error::{Error, Result, Smaller};
+pub use experts::{DispatchTime, ExpertBench, ExpertBenchSettings};
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
     estimate_memory, load_engine, load_model, load_network, round_network,

@@ -54,7 +54,7 @@ pub enum LoadNote {
 
 /// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
 /// names.
-fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
+pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
     source(files, config.torch_dtype, random, |checkpoint| config.arrange(checkpoint))
 }
 

@@ -131,3 +131,31 @@ fn several_batches_are_measured_one_after_another() {
         object["results"].as_array().unwrap().iter().map(|r| r["batch"].as_u64().unwrap()).collect();
     assert_eq!(batches, [1, 2, 4, 1, 2, 4]);
 }
+
+#[test]
+fn experts_are_measured_by_batch_and_by_how_their_products_are_shaped() {
+    let mixtral = repository().join("fixtures/families/mixtral");
+    let args = ["bench", "--experts", "--model", mixtral.to_str().unwrap(), "--batch", "1,16", "--repeat", "2"];
+    let object = json(&[&args[..], &["--json"]].concat());
+    let results = object["results"].as_array().unwrap();
+    assert_eq!((&object["experts"], &object["experts_of_token"], results.len()), (&4.into(), &2.into(), 2));
+    for (result, tokens) in results.iter().zip([1.0, 16.0]) {
+        let number = |name: &str| result[name].as_f64().unwrap();
+        assert_eq!(number("tokens"), tokens);
+        assert!((0.0..=1.0).contains(&number("entropy")) && number("max_load") >= 1.0, "{result}");
+        // Each of the four has as many rows as the largest load, of two choices for each token.
+        let rows = 4.0 * number("padded_rows_of_expert") / (2.0 * tokens);
+        assert!((number("padded_rows_over_grouped") - rows).abs() < 1e-9, "{result}");
+        for kind in ["grouped", "padded"] {
+            assert_eq!(result[kind]["seconds"].as_array().unwrap().len(), 2, "{result}");
+            assert!(result[kind]["tokens_per_second"].as_f64().unwrap() > 0.0, "{result}");
+        }
+    }
+    // One token has two experts in each layer.
+    assert_eq!(results[0]["experts_reached"], 2.0);
+    let text = stdout(&args);
+    assert!(text.contains("2 of 4 experts a token") && text.contains("grouped tok/s"), "{text}");
+    let ran = ridge(&["bench", "--experts"]);
+    assert!(ran.code == 1 && ran.stderr.contains("is not a model with routed experts"), "{}", ran.stderr);
+    assert_eq!(ridge(&["bench", "--experts", "--prompt", "4"]).code, 2);
+}

@@ -83,7 +83,7 @@ fn toy() -> Model {
     }
 }
 
-fn cpu() -> Arc<dyn Backend> {
+pub(crate) fn cpu() -> Arc<dyn Backend> {
     Arc::new(Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("starts"))
 }
 
@@ -154,13 +154,15 @@ fn a_sequence_that_is_taken_back_is_computed_again() {
     assert_eq!(next[0], expected[0]);
 }
 
+/// What a request was answered.
 #[derive(Default)]
-struct Heard {
-    answer: Vec<u32>,
-    cached: Option<usize>,
+pub(crate) struct Heard {
+    pub(crate) answer: Vec<u32>,
+    pub(crate) cached: Option<usize>,
 }
 
-fn run(service: &mut Service, cancel: Option<RequestId>) -> BTreeMap<RequestId, Heard> {
+/// Answers to all requests; one is cancelled on the way.
+pub(crate) fn run(service: &mut Service, cancel: Option<RequestId>) -> BTreeMap<RequestId, Heard> {
     let (mut heard, mut events) = (BTreeMap::<RequestId, Heard>::new(), Vec::new());
     for step in 0.. {
         assert!(step < 5000, "it never ends: {:?}", service.stats());

@@ -3,6 +3,7 @@
 mod activations;
 mod candidates;
 mod costs;
+mod families;
 mod fixed;
 mod generate;
 mod inputs;

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::experts::LayerUse;
+
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -17,6 +19,21 @@ pub enum TrainEvent {
     },
     /// Steps were made, up to this one.
     Step(StepReport),
+    /// How evenly experts were used up to this step, since the last such event.
+    Experts {
+        /// Steps made.
+        step: u64,
+        /// Of each layer with experts.
+        layers: Vec<LayerUse>,
+    },
+    /// The tokens of a layer go to few of its experts: what each that is left out could learn is lost, and most of the layer's
+    /// weights are of no use.
+    ExpertCollapse {
+        /// Steps made.
+        step: u64,
+        /// The use that says so.
+        used: LayerUse,
+    },
     /// A step's update was refused.
     Refused {
         /// The step.

@@ -41,6 +41,13 @@ impl Logs {
                 file.scalar(report.step, "train/learning_rate", report.learning_rate)?;
                 file.scalar(report.step, "train/tokens_per_second", report.tokens_per_second)
             }
+            TrainEvent::Experts { step, layers } => layers.iter().try_for_each(|layer| {
+                let of = |what: &str| format!("experts/{}/{what}", layer.layer);
+                file.scalar(*step, &of("entropy"), layer.entropy)?;
+                file.scalar(*step, &of("max_load"), layer.max_load)?;
+                file.scalar(*step, &of("dead"), layer.dead as f64)?;
+                file.scalar(*step, &of("dropped"), layer.dropped)
+            }),
             TrainEvent::Validation { step, loss, .. } => file.scalar(*step, "validation/loss", *loss),
             _ => Ok(()),
         }

@@ -174,6 +174,7 @@ fn check(settings: &Settings) -> Result<()> {
     within("train.clip", *clip, *clip >= 0.0 && clip.is_finite(), "must be 0 or more")?;
     within("train.z_loss", *z_loss, *z_loss >= 0.0 && z_loss.is_finite(), "must be 0 or more")?;
     within("train.spike", *spike, *spike >= 0.0 && spike.is_finite(), "must be 0 or more")?;
+    settings.experts.check()?;
     check_optimizer(optimizer)
 }
 

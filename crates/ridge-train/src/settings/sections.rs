@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::experts::ExpertsSettings;
 use ridge_graph::DType;
 use ridge_hw::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,8 @@ pub struct Settings {
     pub data: DataSettings,
     /// Steps and numbers.
     pub train: TrainSettings,
+    /// Routing to experts.
+    pub experts: ExpertsSettings,
     /// The update.
     pub optimizer: OptimizerSettings,
     /// Losses on data that is not trained on.

@@ -1,6 +1,7 @@
 //! Integration tests: runs of small models on the CPU.
 
 mod common;
+mod experts;
 mod families;
 mod mup;
 mod optimisers;

@@ -25,6 +25,7 @@ Examples:
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --batch 1,2,4,8,16       throughput over the batch size
   ridge bench --ops                    time of each op of a step
+  ridge bench --experts --model DIR --random-weights --batch 1,16,256
   ridge bench --calibrate this.toml    a file for `ridge plan --efficiency`
   ridge bench --trace step.json && ridge plan diagnose step.json
 
@@ -97,6 +98,14 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Output")]
     ops: bool,
 
+    /// Measure the layers of a model with experts instead: how evenly experts are used, and grouped against padded products, by
+    /// --batch tokens of a step
+    #[arg(
+        long, help_heading = "Output",
+        conflicts_with_all = ["prompt", "generate", "context", "chunk", "ops", "calibrate", "trace"]
+    )]
+    experts: bool,
+
     /// Measure achievable rates by class of op, by default on a model as wide as an 8B one, and write them to a file for
     /// `ridge plan --efficiency`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
@@ -137,6 +146,11 @@ impl BenchArgs {
     /// The subcommand, if there is one.
     pub(super) fn take_command(&mut self) -> Option<BenchCommand> {
         self.command.take()
+    }
+
+    /// Are experts measured?
+    pub(super) fn measures_experts(&self) -> bool {
+        self.experts
     }
 
     pub(super) fn resolve(self) -> Result<BenchSettings> {

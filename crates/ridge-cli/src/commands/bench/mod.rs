@@ -1,11 +1,12 @@
 //! `ridge bench`: the speed of a model compared with its roofline floor on this machine. The subcommand `serve` load-tests a
 //! server.
 //!
-//! `args` has the arguments and `test` the tests; `ops` times the ops of a step; `report`, `calibrate` and `trace` write
+//! `args` has the arguments and `test` the tests; `ops` times the ops of a step; `experts` is `--experts`; `report`, `calibrate` and `trace` write
 //! the three forms of results. This file runs the tests.
 
 mod args;
 mod calibrate;
+mod experts;
 mod ops;
 mod report;
 mod serve;
@@ -43,6 +44,7 @@ const DEFAULT_GENERATE: usize = 128;
 pub(crate) fn run(mut args: BenchArgs) -> Result<()> {
     match args.take_command() {
         Some(BenchCommand::Serve(args)) => serve::run(*args),
+        None if args.measures_experts() => experts::run(&args.resolve()?),
         None => measure(&args.resolve()?),
     }
 }

@@ -94,6 +94,27 @@ fn show(event: &TrainEvent) -> Result<()> {
             let best = if *best { ", the lowest so far" } else { "" };
             print(&format!("step {step}  validation loss {loss:.4}{best}\n"))
         }
+        TrainEvent::Experts { step, layers } => {
+            let least = layers.iter().map(|used| used.entropy).fold(1.0, f64::min);
+            let most = layers.iter().map(|used| used.max_load).fold(0.0, f64::max);
+            let dead: usize = layers.iter().map(|used| used.dead).sum();
+            let dropped = layers.iter().map(|used| used.dropped).fold(0.0, f64::max);
+            let dropped =
+                if dropped > 0.0 { format!("  dropped up to {:.1} %", dropped * 100.0) } else { String::new() };
+            print(&format!(
+                "step {step}  experts of {} layers: least entropy {least:.3}  largest load {most:.2} of the mean  dead {dead}\
+                 {dropped}\n",
+                layers.len()
+            ))
+        }
+        TrainEvent::ExpertCollapse { step, used } => {
+            note(&format!(
+                "warning: step {step}: the experts of {} have collapsed: entropy {:.3} of equal loads, largest load {:.2} of the \
+                 mean, {} dead; raise experts.router_aux_loss_coef or experts.bias_update_speed",
+                used.layer, used.entropy, used.max_load, used.dead
+            ));
+            Ok(())
+        }
         TrainEvent::Sample { step, text } => print(&format!("step {step}  sample:\n{text}\n")),
         TrainEvent::Refused { step, why } => {
             note(&format!("step {step}: {why}; its update is left out"));
