@@ -9,7 +9,7 @@
 //! weights.
 
 use ridge_graph::grad::{Differentiated, float_weights};
-use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var, passes};
 use ridge_runtime::{Schedule, Stage, Times};
 
 use crate::optimizer::{UpdateOp, WeightUpdate};
@@ -115,7 +115,9 @@ impl StepPlan<'_> {
         let loss = g.mul(sum, scale)?;
         outputs.push(("scaled_loss".into(), loss));
         let mut graph = g.finish(outputs)?;
-        ridge_graph::passes::prune(&mut graph, &["scaled_loss"])?;
+        passes::prune(&mut graph, &["scaled_loss"])?;
+        // Before the gradient is made, so that it has the gradients of groups.
+        passes::group_linears(&mut graph);
 
         let names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
         let mut step = Differentiated::recomputing(&graph, "scaled_loss", &names, self.recompute.of_layers())?;
