@@ -53,16 +53,26 @@ impl Operand {
     }
 }
 
-/// A product `C = A B`: lines of A are rows of C, lines of B its columns.
+/// Sums of products, `C_s = sum of A_t B_st` over the terms `t`: lines of A are rows of every C, lines of `B_st` columns of
+/// `C_s`. A term is packed once for all results, and all terms of an element are one sum.
 pub(crate) struct Gemm {
-    a: Operand,
-    b: Operand,
-    inner: usize,
+    terms: Vec<Term>,
+    /// The columns of each result.
+    columns: Vec<usize>,
     micro: Micro,
+}
+
+/// A part of the inner extent: some of A, and of the B of each result.
+pub(crate) struct Term {
+    pub(crate) inner: usize,
+    pub(crate) a: Operand,
+    pub(crate) b: Vec<Operand>,
 }
 
 /// A block of the result.
 pub(crate) struct Block<'a> {
+    /// Which result.
+    pub(crate) result: usize,
     pub(crate) rows: Range<usize>,
     pub(crate) columns: Range<usize>,
     /// Its elements, rows of `stride`.
@@ -100,98 +110,140 @@ impl Cut {
 }
 
 impl Gemm {
+    /// One product.
     pub(crate) fn new(a: Operand, b: Operand, inner: usize) -> Self {
-        let both = a.dtype == DType::BF16 && b.dtype == DType::BF16;
-        let words = if both && pairs_available() { Words::Pairs } else { Words::F32 };
-        Self { a, b, inner, micro: Micro::new(words) }
+        Self::of(vec![Term { inner, a, b: vec![b] }])
+    }
+
+    /// Terms of as many rows and results, one or more.
+    pub(crate) fn of(terms: Vec<Term>) -> Self {
+        let narrow = |operand: &Operand| operand.dtype == DType::BF16;
+        let all = terms.iter().all(|term| narrow(&term.a) && term.b.iter().all(narrow));
+        let words = if all && pairs_available() { Words::Pairs } else { Words::F32 };
+        let columns = terms[0].b.iter().map(|b| b.lines.lines).collect();
+        Self { terms, columns, micro: Micro::new(words) }
+    }
+
+    fn rows(&self) -> usize {
+        self.terms[0].a.lines.lines
+    }
+
+    fn steps_of(&self, term: &Term) -> usize {
+        pack::words_of(self.micro.words, term.inner)
     }
 
     fn steps(&self) -> usize {
-        pack::words_of(self.micro.words, self.inner)
+        self.terms.iter().map(|term| self.steps_of(term)).sum()
     }
 
-    /// Panels of A, and of B.
-    fn panels(&self) -> [usize; 2] {
-        [self.a.lines.lines.div_ceil(self.micro.rows), self.b.lines.lines.div_ceil(self.micro.columns)]
+    fn panels_of_a(&self) -> usize {
+        self.rows().div_ceil(self.micro.rows)
+    }
+
+    /// Panels of B before result `result`.
+    fn panels_before(&self, result: usize) -> usize {
+        self.columns[..result].iter().map(|columns| columns.div_ceil(self.micro.columns)).sum()
     }
 
     fn packed_a(&self) -> usize {
-        self.panels()[0] * self.micro.rows * self.steps()
+        self.panels_of_a() * self.micro.rows * self.steps()
+    }
+
+    fn panels_of_b(&self) -> usize {
+        self.panels_before(self.columns.len())
     }
 
     fn packed_bytes(&self) -> usize {
-        (self.packed_a() + self.panels()[1] * self.micro.columns * self.steps()) * size_of::<u32>()
+        (self.packed_a() + self.panels_of_b() * self.micro.columns * self.steps()) * size_of::<u32>()
     }
 
-    /// The packing of both operands, of a panel each piece.
+    /// The packing of all operands, of a panel each piece.
     pub(crate) fn preparation(&self) -> Preparation {
         Preparation {
             bytes: self.packed_bytes(),
-            pieces: self.panels().iter().sum(),
+            pieces: self.panels_of_a() + self.panels_of_b(),
             nanos_per_piece: 50.0 + (self.steps() * self.micro.columns) as f64 * 0.3,
         }
     }
 
     /// Packs panels `pieces` into the room.
     pub(crate) fn pack(&self, io: &KernelIo<'_>, pieces: Range<usize>) {
-        let (of_a, steps) = (self.panels()[0], self.steps());
+        let (of_a, steps) = (self.panels_of_a(), self.steps());
         for piece in pieces {
-            let (operand, width, base, panel) = match piece.checked_sub(of_a) {
-                None => (&self.a, self.micro.rows, 0, piece),
-                Some(panel) => (&self.b, self.micro.columns, self.packed_a(), panel),
-            };
-            let at = base + panel * width * steps;
-            // SAFETY: this panel is this piece's alone.
-            let to = unsafe { io.room::<u32>().part(at..at + width * steps) };
-            match self.micro.words {
-                Words::Pairs => {
-                    let from = io.input::<bf16>(operand.input);
-                    pack::pack_pairs(from, operand.lines, panel * width, width, self.inner, to);
+            let (result, width, base, panel) = match piece.checked_sub(of_a) {
+                None => (None, self.micro.rows, 0, piece),
+                Some(panel) => {
+                    let result = (1..self.columns.len()).rev().find(|r| self.panels_before(*r) <= panel).unwrap_or(0);
+                    let base = self.packed_a() + self.panels_before(result) * self.micro.columns * steps;
+                    (Some(result), self.micro.columns, base, panel - self.panels_before(result))
                 }
-                Words::F32 => simd::with_element!(operand.dtype, T => {
-                    let from = io.input::<T>(operand.input);
-                    pack::pack_f32(from, operand.lines, panel * width, width, self.inner, to);
-                }),
+            };
+            let mut at = base + panel * width * steps;
+            for term in &self.terms {
+                let operand = result.map_or(&term.a, |result| &term.b[result]);
+                let words = width * self.steps_of(term);
+                // SAFETY: this panel is this piece's alone.
+                let to = unsafe { io.room::<u32>().part(at..at + words) };
+                at += words;
+                match self.micro.words {
+                    Words::Pairs => {
+                        let from = io.input::<bf16>(operand.input);
+                        pack::pack_pairs(from, operand.lines, panel * width, width, term.inner, to);
+                    }
+                    Words::F32 => simd::with_element!(operand.dtype, T => {
+                        let from = io.input::<T>(operand.input);
+                        pack::pack_f32(from, operand.lines, panel * width, width, term.inner, to);
+                    }),
+                }
             }
         }
     }
 
-    fn cuts(&self) -> [Cut; 2] {
-        [
-            Cut::new(self.a.lines.lines, self.micro.rows, BLOCK_ROWS),
-            Cut::new(self.b.lines.lines, self.micro.columns, BLOCK_COLUMNS),
-        ]
+    fn row_cut(&self) -> Cut {
+        Cut::new(self.rows(), self.micro.rows, BLOCK_ROWS)
     }
 
-    /// Blocks of the result.
+    fn column_cuts(&self) -> impl Iterator<Item = Cut> {
+        self.columns.iter().map(|columns| Cut::new(*columns, self.micro.columns, BLOCK_COLUMNS))
+    }
+
+    /// Blocks of all results.
     pub(crate) fn blocks(&self) -> usize {
-        self.cuts().map(Cut::count).iter().product()
+        self.row_cut().count() * self.column_cuts().map(Cut::count).sum::<usize>()
     }
 
     pub(crate) fn block_nanos(&self) -> f64 {
-        let [rows, columns] = self.cuts().map(|cut| cut.size);
-        200.0 + (rows * columns * self.steps()) as f64 * 0.02
+        200.0 + (self.block_room() * self.steps()) as f64 * 0.02
     }
 
     /// Elements of the memory that [`Gemm::block`] works in.
     pub(crate) fn block_room(&self) -> usize {
-        self.cuts().map(|cut| cut.size).iter().product()
+        self.row_cut().size * self.block_columns()
     }
 
     /// Columns of a block at most.
     pub(crate) fn block_columns(&self) -> usize {
-        self.cuts()[1].size
+        self.column_cuts().map(|cut| cut.size).max().unwrap_or(0)
     }
 
     /// Computes block `nth` from the packed operands: blocks of one range of columns follow each other.
     pub(crate) fn block<'a>(&self, io: &KernelIo<'_>, nth: usize, sums: &'a mut [f32]) -> Block<'a> {
-        let [rows, columns] = self.cuts();
-        let stride = columns.size;
-        let (column, row) = (nth / rows.count(), nth % rows.count());
-        let (rows, columns) = (rows.range(row), columns.range(column));
+        let rows = self.row_cut();
+        let (mut column, row) = (nth / rows.count(), nth % rows.count());
+        let (mut result, mut cut) = (0, rows);
+        for (i, columns) in self.column_cuts().enumerate() {
+            (result, cut) = (i, columns);
+            if column < columns.count() {
+                break;
+            }
+            column -= columns.count();
+        }
+        let stride = cut.size;
+        let (rows, columns) = (rows.range(row), cut.range(column));
         let steps = self.steps();
         let packed = io.prepared::<u32>();
         let (a, b) = packed.split_at(self.packed_a());
+        let b = &b[self.panels_before(result) * self.micro.columns * steps..];
         if steps == 0 {
             sums.fill(0.0);
         }
@@ -206,7 +258,7 @@ impl Gemm {
                 }
             }
         }
-        Block { rows, columns, sums, stride }
+        Block { result, rows, columns, sums, stride }
     }
 }
 

@@ -234,7 +234,7 @@ pub enum Gradient {
         /// Saved values and cotangents of outputs to cotangents of inputs.
         backward: CompositeRef,
         /// Inputs that `backward` gives cotangents for; the others have none.
-        wrt: &'static [usize],
+        wrt: Vec<usize>,
     },
     /// Outputs do not vary smoothly with inputs: no cotangent passes.
     None,

@@ -17,7 +17,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_cuda::{Cuda, CudaOptions};
 use ridge_graph::grad::{Differentiated, float_weights};
 use ridge_graph::ops::AdamW;
-use ridge_graph::passes::{prune, retype};
+use ridge_graph::passes::{group_linears, prune, retype};
 use ridge_graph::{Bindings, DType, Graph, Role, Shape, Tensor, Type};
 use ridge_models::{BuildOptions, ModelConfig, symbols};
 use ridge_runtime::{Backend, Session};
@@ -105,6 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let parameters = module.parameter_count();
     let mut loss = module.graph;
     prune(&mut loss, &["loss"])?;
+    group_linears(&mut loss);
     let masters = a.dtype != DType::F32;
     if masters {
         loss = retype(&loss, &|_, ty| Some(Type { dtype: a.dtype, ..ty.clone() }))?;

@@ -317,7 +317,12 @@ mod tests {
         let scaled = ScaledFormat::all().map(FormatRef::new);
         let mut split = 0;
         for format in ridge_graph::format::all().into_iter().chain(scaled) {
-            assert_eq!(encoded(&format, DType::BF16, &bytes, &shape), format.encode(&values, &shape, None), "{format}");
+            assert_eq!(
+                encoded(&format, DType::BF16, &bytes, &shape),
+                format.encode(&values, &shape, None),
+                "{}",
+                format.name()
+            );
             let layout = format.downcast::<ScaledFormat>().map(|scaled| scaled.scales);
             split += usize::from(!matches!(layout, Some(ScaleLayout::Tensor | ScaleLayout::Block)));
         }

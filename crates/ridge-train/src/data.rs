@@ -1,4 +1,4 @@
-//! From files to batches: `documents` reads texts, `vocabulary` makes tokens of them, `tokens` holds tokens in memory or in
+//! From files to batches: `documents` reads texts, of `formats` that hold many of them too, `vocabulary` makes tokens of them, `tokens` holds tokens in memory or in
 //! mapped files, `order` says which sequence comes next, `batches` cuts sequences and fills steps with them. `prepare`
 //! makes token shards of texts, filtered by `filters`, without duplicates by `duplicates`, tokenised by `pieces`.
 
@@ -6,6 +6,7 @@ pub mod batches;
 pub mod documents;
 pub mod duplicates;
 pub mod filters;
+pub mod formats;
 pub mod order;
 mod pieces;
 pub mod prepare;

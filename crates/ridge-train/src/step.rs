@@ -9,7 +9,7 @@
 //! weights.
 
 use ridge_graph::grad::{Differentiated, float_weights};
-use ridge_graph::passes::{EXPERT_DROPPED, EXPERT_LOAD};
+use ridge_graph::passes::{self, EXPERT_DROPPED, EXPERT_LOAD};
 use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
 use ridge_runtime::{Schedule, Stage, Times};
 
@@ -130,7 +130,9 @@ impl StepPlan<'_> {
         if self.experts.is_some() {
             kept.extend(OF_EXPERTS.map(|(name, _)| name));
         }
-        ridge_graph::passes::prune(&mut graph, &kept)?;
+        passes::prune(&mut graph, &kept)?;
+        // Before the gradient is made, so that it has the gradients of groups.
+        passes::group_linears(&mut graph);
 
         let names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
         let mut step = Differentiated::recomputing(&graph, "scaled_loss", &names, self.recompute.of_layers())?;

@@ -61,7 +61,7 @@ impl Composite for GatedSquaredRelu {
             forward: CompositeRef::new(*self),
             saved: vec![Saved::Input(0), Saved::Input(1)],
             backward: CompositeRef::new(GatedSquaredReluBackward),
-            wrt: &[0, 1],
+            wrt: vec![0, 1],
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::output::{Progress, grouped, note};
 
 /// Make token shards of texts
 ///
-/// Reads text and JSONL files and folders of these, leaves out what the filters refuse and what is there already, and
+/// Reads text, JSONL, Parquet, WebDataset (.tar) and MDS files and folders of these, leaves out what the filters refuse and what is there already, and
 /// writes the tokens of the rest, each document followed by the token that ends texts, to files that `ridge train` maps.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -27,7 +27,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct DataArgs {
-    /// Text or JSONL files, or folders of these
+    /// Text, JSONL, Parquet, WebDataset (.tar) or MDS files, or folders of these
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
@@ -39,7 +39,7 @@ pub(crate) struct DataArgs {
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<PathBuf>,
 
-    /// Field of a JSONL line that holds the text
+    /// Field of a JSONL line, or column of a table, that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text_field: String,
 

@@ -198,3 +198,20 @@ fn what_was_trained_is_generated_from_and_trained_on() {
     let loss: f64 = printed.split("loss ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     assert!(loss < 2.2, "it goes on from what was learned: {printed}");
 }
+
+#[test]
+fn data_reads_tables_archives_and_shards_of_other_software() {
+    let folder = folder(1, 0);
+    let shards = |name: &str| folder.file(name).display().to_string();
+    let fixture = |name: &str| format!("{}/../../fixtures/documents/{name}", env!("CARGO_MANIFEST_DIR"));
+    let files = ["snappy.parquet", "samples.tar", "shard.mds"].map(fixture);
+    let all: Vec<&str> = files.iter().map(String::as_str).collect();
+    for (duplicates, kept) in [("keep", "15 of 15 documents"), ("exact", "5 of 15 documents")] {
+        let ran = ridge(&[&["data"], &all[..], &["-o", &shards(duplicates), "--duplicates", duplicates]].concat());
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        assert!(ran.stderr.contains(kept), "{}", ran.stderr);
+    }
+    let ran = ridge(&["data", &files[0], "-o", &shards("none"), "--text-field", "body"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("there is no column body; it has id, text, score"), "{}", ran.stderr);
+}

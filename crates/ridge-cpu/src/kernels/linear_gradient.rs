@@ -1,21 +1,25 @@
-//! A linear of many rows in training, the products of its gradient, and sums of rows.
+//! Linears of many rows in training, alone and in groups that share their input, the products of their gradients, and sums of
+//! rows.
 //!
-//! Floor: `2 M N K` operations, both operands read and the result written once.
+//! Floor: `2 M N K` operations, all operands read and the results written once.
 
 use std::ops::Range;
 
+use ridge_graph::ops::LinearGroupForward;
 use ridge_graph::{DType, Function};
 
-use crate::gemm::{Gemm, Operand};
+use crate::gemm::{Gemm, Operand, Term};
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, Preparation};
 use crate::scratch::Scratch;
 use crate::simd;
 
-pub(super) fn entries() -> [KernelEntry; 5] {
+pub(super) fn entries() -> [KernelEntry; 7] {
     [
         KernelEntry::new("linear_forward", "linear_forward(x, w)", plain, linear_forward),
         KernelEntry::new("linear_forward_bias", "linear_forward(x, w, b)", plain, linear_forward),
+        KernelEntry::new("linear_group_forward", "linear_group_forward(x, ...)", plain, linear_group_forward),
+        KernelEntry::new("linear_group_input_gradient", "linear_group_input_gradient(dy, ...)", plain, input_gradient),
         KernelEntry::new("linear_input_gradient", "linear_input_gradient(dy, w)", plain, input_gradient),
         KernelEntry::new("linear_weight_gradient", "linear_weight_gradient(dy, x)", plain, weight_gradient),
         KernelEntry::new("sum_rows", "sum_rows(x)", |_| true, sum_rows),
@@ -26,31 +30,62 @@ fn plain(body: &Function) -> bool {
     body.args.iter().all(|arg| arg.ty.format.is_none())
 }
 
-/// A product, rounded to the dtype of the output.
+/// Products, rounded to the dtype of the outputs.
 struct Product {
     gemm: Gemm,
-    columns: usize,
+    outputs: Vec<ProductOutput>,
     dtype: DType,
-    /// Dtype of input 2, if it is added to each row.
-    bias: Option<DType>,
+}
+
+struct ProductOutput {
+    columns: usize,
+    /// The input that is added to each row, if any, and its dtype.
+    bias: Option<(usize, DType)>,
+}
+
+impl Product {
+    fn boxed(spec: &KernelSpec<'_>, gemm: Gemm, outputs: Vec<ProductOutput>) -> Box<dyn CpuKernel> {
+        Box::new(Self { gemm, outputs, dtype: spec.outputs[0].dtype })
+    }
 }
 
 /// `x`, `[rows, K]`, by `w`, `[N, K]`, transposed.
 fn linear_forward(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
-    let [x, w, bias @ ..] = &spec.inputs[..] else { return Err("takes x and w".into()) };
-    let (columns, inner) = (w.shape[0], w.shape[1]);
-    let (a, b) = (Operand::by_line(0, x.dtype, x.rows(), inner), Operand::by_line(1, w.dtype, columns, inner));
-    let bias = bias.first().map(|bias| bias.dtype);
-    Ok(Box::new(Product { gemm: Gemm::new(a, b, inner), columns, dtype: spec.outputs[0].dtype, bias }))
+    Ok(forward(spec, 1, spec.inputs.len() > 2))
 }
 
-/// `dy`, `[rows, N]`, by `w`, `[N, K]`.
+/// `x` by each of several weights.
+fn linear_group_forward(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
+    let of = spec.composite::<LinearGroupForward>().ok_or("no linears in the group")?.0;
+    Ok(forward(spec, of.count, of.biases))
+}
+
+/// `count` linears of input 0, by the weights and biases behind it.
+fn forward(spec: &KernelSpec<'_>, count: usize, biases: bool) -> Box<dyn CpuKernel> {
+    let x = &spec.inputs[0];
+    let inner = x.last();
+    let weight = |i: usize| Operand::by_line(1 + i, spec.inputs[1 + i].dtype, spec.inputs[1 + i].shape[0], inner);
+    let a = Operand::by_line(0, x.dtype, x.rows(), inner);
+    let output = |i: usize| ProductOutput {
+        columns: spec.inputs[1 + i].shape[0],
+        bias: biases.then(|| (1 + count + i, spec.inputs[1 + count + i].dtype)),
+    };
+    let gemm = Gemm::of(vec![Term { inner, a, b: (0..count).map(weight).collect() }]);
+    Product::boxed(spec, gemm, (0..count).map(output).collect())
+}
+
+/// `dy`, `[rows, N]`, by `w`, `[N, K]`, summed over one linear or more: one product over the sum of their `N`.
 fn input_gradient(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
-    let [dy, w] = &spec.inputs[..] else { return Err("takes dy and w".into()) };
-    let (inner, columns) = (w.shape[0], w.shape[1]);
-    let a = Operand::by_line(0, dy.dtype, dy.rows(), inner);
-    let b = Operand::by_step(1, w.dtype, columns);
-    Ok(Box::new(Product { gemm: Gemm::new(a, b, inner), columns, dtype: spec.outputs[0].dtype, bias: None }))
+    let count = spec.inputs.len() / 2;
+    let columns = spec.inputs[count].shape[1];
+    let term = |i: usize| {
+        let (dy, w) = (&spec.inputs[i], &spec.inputs[count + i]);
+        let inner = w.shape[0];
+        let a = Operand::by_line(i, dy.dtype, dy.rows(), inner);
+        Term { inner, a, b: vec![Operand::by_step(count + i, w.dtype, columns)] }
+    };
+    let gemm = Gemm::of((0..count).map(term).collect());
+    Ok(Product::boxed(spec, gemm, vec![ProductOutput { columns, bias: None }]))
 }
 
 /// `dy`, `[rows, N]`, transposed, by `x`, `[rows, K]`.
@@ -58,7 +93,8 @@ fn weight_gradient(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> 
     let [dy, x] = &spec.inputs[..] else { return Err("takes dy and x".into()) };
     let columns = x.last();
     let (a, b) = (Operand::by_step(0, dy.dtype, dy.last()), Operand::by_step(1, x.dtype, columns));
-    Ok(Box::new(Product { gemm: Gemm::new(a, b, dy.rows()), columns, dtype: spec.outputs[0].dtype, bias: None }))
+    let gemm = Gemm::new(a, b, dy.rows());
+    Ok(Product::boxed(spec, gemm, vec![ProductOutput { columns, bias: None }]))
 }
 
 impl CpuKernel for Product {
@@ -82,15 +118,16 @@ impl CpuKernel for Product {
         let [sums, bias] = scratch.slices::<f32, 2>([self.gemm.block_room(), self.gemm.block_columns()]);
         for piece in pieces {
             let mut block = self.gemm.block(io, piece, sums);
-            let first = block.columns.start;
-            let bias = self.bias.map(|dtype| simd::view(io, 2, dtype, first, &mut bias[..block.columns.len()]));
+            let (first, output) = (block.columns.start, &self.outputs[block.result]);
+            let (width, result) = (block.columns.len(), block.result);
+            let bias = output.bias.map(|(input, dtype)| simd::view(io, input, dtype, first, &mut bias[..width]));
             for row in block.rows.clone() {
                 let values = block.row(row);
                 if let Some(bias) = bias {
                     simd::add(values, bias);
                 }
                 // SAFETY: this block of the result is this piece's alone.
-                unsafe { simd::store(io, 0, self.dtype, row * self.columns + first, values) };
+                unsafe { simd::store(io, result, self.dtype, row * output.columns + first, values) };
             }
         }
     }

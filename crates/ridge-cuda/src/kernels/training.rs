@@ -16,6 +16,12 @@ pub(super) const LOSS: KernelText<'_> = KernelText::new(include_str!("../../kern
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let products = [
         CudaKernelEntry::new("linear_input_gradient", "linear_input_gradient(dy, w)", plain, input_gradient),
+        CudaKernelEntry::new(
+            "linear_group_input_gradient",
+            "linear_group_input_gradient(dy, ...)",
+            plain,
+            input_gradient,
+        ),
         CudaKernelEntry::new("linear_weight_gradient", "linear_weight_gradient(dy, x)", plain, weight_gradient),
     ];
     let sums = [
@@ -51,21 +57,26 @@ fn operand(spec: &CudaKernelSpec<'_>, i: usize) -> ((OperandSlot, usize), ridge_
     ((OperandSlot::Input(i), 0), spec.inputs[i].dtype)
 }
 
-/// `dy`, `[rows, N]`, by `w`, `[N, K]`.
+/// `dy`, `[rows, N]`, by `w`, `[N, K]`, of one linear or more: each product is added to those before.
 fn input_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let (rows, depth) = matrix(&spec.inputs[0]);
-    let columns = spec.inputs[1].shape[1];
-    Ok(product(&MatrixProduct {
-        batches: 1,
-        rows,
-        columns,
-        depth,
-        a: operand(spec, 0),
-        b: operand(spec, 1),
-        out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
-        transposed: (false, false),
-        added: false,
-    }))
+    let count = spec.inputs.len() / 2;
+    let mut kernel = CudaKernel::default();
+    for i in 0..count {
+        let (rows, depth) = matrix(&spec.inputs[i]);
+        let one = product(&MatrixProduct {
+            batches: 1,
+            rows,
+            columns: spec.inputs[count + i].shape[1],
+            depth,
+            a: operand(spec, i),
+            b: operand(spec, count + i),
+            out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
+            transposed: (false, false),
+            added: i > 0,
+        });
+        kernel.actions.extend(one.actions);
+    }
+    Ok(kernel)
 }
 
 /// `dy`, `[rows, N]`, transposed, by `x`, `[rows, K]`.

@@ -106,6 +106,15 @@ pub(crate) fn gradients() -> Vec<KernelCase> {
                 let (dy, w) = (row(g, "dy", columns)?, g.weight("w", Type::tensor(dtype, [columns, depth]))?);
                 g.composite(LinearInputGradient, &[dy, w])
             }));
+            cases.push(case("linear_group_input_gradient", &what, |g| {
+                let widths = [columns, depth, columns];
+                let mut all = [Vec::new(), Vec::new()];
+                for (i, width) in widths.into_iter().enumerate() {
+                    all[0].push(row(g, &format!("dy{i}"), width)?);
+                    all[1].push(g.weight(&format!("w{i}"), Type::tensor(dtype, [width, depth]))?);
+                }
+                Ok(vec![g.linear_group_input_gradient(&all[0], &all[1])?])
+            }));
             cases.push(case("linear_weight_gradient", &what, |g| {
                 let (dy, x) = (row(g, "dy", columns)?, row(g, "x", depth)?);
                 g.composite(LinearWeightGradient { dtype }, &[dy, x])
@@ -141,11 +150,14 @@ pub(crate) fn gradients() -> Vec<KernelCase> {
             cases.push(backward);
         }
     }
-    for (softcap, z_loss) in [(None, 0.0), (Some(5.0), 0.001)] {
-        let (tokens, hidden, vocab) = (70, 136, 1000);
+    let (plain, capped) = ((None, 0.0), (Some(5.0), 0.001));
+    for ((softcap, z_loss), tokens, vocab) in
+        [(plain, 70, 1000), (capped, 70, 1000), (plain, 72, 1001), (capped, 72, 77)]
+    {
+        let hidden = 136;
         let op = LinearCrossEntropySaving(LinearCrossEntropy { softcap, z_loss });
         let targets = Rng::new(5).integers(DType::I32, &[tokens], -1, vocab as i64);
-        let mut loss = case("linear_cross_entropy_saving", &format!("{op:?}"), |g| {
+        let mut loss = case("linear_cross_entropy_saving", &format!("{op:?}, {tokens} x {vocab}"), |g| {
             let x = g.step_input("x", Type::tensor(DType::BF16, [tokens, hidden]))?;
             let w = g.weight("w", Type::tensor(DType::BF16, [vocab, hidden]))?;
             let targets = g.step_input("targets", targets.ty())?;

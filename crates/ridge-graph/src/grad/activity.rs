@@ -120,7 +120,7 @@ fn relevant(op: &Op, inputs: &Mask) -> Mask {
         Op::Prim(Prim::StateWrite) => only(&[1]),
         Op::Composite(op) => match op.gradient() {
             Gradient::Derived => inputs.clone(),
-            Gradient::Explicit { wrt, .. } => only(wrt),
+            Gradient::Explicit { wrt, .. } => only(&wrt),
             Gradient::None => only(&[]),
         },
         _ => inputs.clone(),

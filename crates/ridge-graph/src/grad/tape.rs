@@ -41,7 +41,7 @@ pub(super) enum BackwardRule {
         /// The op.
         backward: CompositeRef,
         /// Inputs that it gives cotangents for.
-        wrt: &'static [usize],
+        wrt: Vec<usize>,
         /// Number of the op's outputs before residuals.
         outputs: usize,
     },

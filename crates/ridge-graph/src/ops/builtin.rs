@@ -3,9 +3,9 @@
 use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, causal_conv1d, cross_entropy, dropout, dry,
     embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm,
-    linear, linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient,
-    penalties, quantize, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, sgd, softmax, softplus,
-    stochastic_round, swiglu, table_write, token_layout,
+    linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias, moe_router,
+    muon, norm_gradient, penalties, quantize, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, sgd,
+    softmax, softplus, stochastic_round, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -44,6 +44,9 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("linear_cross_entropy_saving", linear_cross_entropy::samples_saving),
         OpEntry::new("linear_forward", linear::samples_forward),
         OpEntry::new("linear_group", linear::samples_group),
+        OpEntry::new("linear_group_backward", linear_group_gradient::samples),
+        OpEntry::new("linear_group_forward", linear::samples_group_forward),
+        OpEntry::new("linear_group_input_gradient", linear_group_gradient::samples_input),
         OpEntry::new("linear_input_gradient", linear_gradient::samples_input),
         OpEntry::new("linear_weight_gradient", linear_gradient::samples_weight),
         OpEntry::new("lion", lion::samples),

@@ -81,7 +81,7 @@ impl Composite for CrossEntropy {
             forward: CompositeRef::new(CrossEntropySaving),
             saved: vec![Saved::Input(0), Saved::Input(1), Saved::Output(1)],
             backward: CompositeRef::new(CrossEntropyBackward),
-            wrt: &[0],
+            wrt: vec![0],
         }
     }
 

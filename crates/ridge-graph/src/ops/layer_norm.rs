@@ -75,7 +75,7 @@ impl Composite for LayerNorm {
             forward: CompositeRef::new(*self),
             saved: vec![Saved::Input(0), Saved::Input(1), Saved::Input(2)],
             backward: CompositeRef::new(NormBackward { eps: self.eps, centred: true }),
-            wrt: &[0, 1, 2],
+            wrt: vec![0, 1, 2],
         }
     }
 

@@ -1,6 +1,7 @@
 //! Matrix product with a parameter, and several that share their input.
 
 use super::linear_gradient::LinearBackward;
+use super::linear_group_gradient::LinearGroupBackward;
 use super::require::{flat, takes, want_floats, want_weight};
 use crate::cost::Cost;
 use crate::dtype::DType;
@@ -43,6 +44,10 @@ pub struct LinearGroup {
     /// Has each a bias?
     pub biases: bool,
 }
+
+/// [`LinearGroup`] as a differentiated graph has it: of many rows, whose bits need not be those that a row has alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearGroupForward(pub LinearGroup);
 
 fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type, Why> {
     want_weight(&format!("w{nth}"), w, 2, "[out, in]")?;
@@ -153,7 +158,7 @@ impl Composite for Linear {
             forward: CompositeRef::new(LinearForward { bias: self.bias }),
             saved: (0..inputs).map(Saved::Input).collect(),
             backward: CompositeRef::new(LinearBackward { bias: self.bias }),
-            wrt: &[0, 1, 2][..inputs],
+            wrt: (0..inputs).collect(),
         }
     }
 
@@ -230,8 +235,40 @@ impl Composite for LinearGroup {
         cost(&inputs[1..=self.count], inputs, outputs, self.biases)
     }
 
+    fn gradient(&self) -> Gradient {
+        let inputs = 1 + self.count * if self.biases { 2 } else { 1 };
+        Gradient::Explicit {
+            forward: CompositeRef::new(LinearGroupForward(*self)),
+            saved: (0..inputs).map(Saved::Input).collect(),
+            backward: CompositeRef::new(LinearGroupBackward { count: self.count, biases: self.biases }),
+            wrt: (0..inputs).collect(),
+        }
+    }
+
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rules(&inputs[0].shape, self.count, self.biases)
+    }
+}
+
+impl Composite for LinearGroupForward {
+    fn name(&self) -> &'static str {
+        "linear_group_forward"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        self.0.infer(inputs)
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        g.composite(self.0, inputs)
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        self.0.cost(inputs, outputs)
+    }
+
+    fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<ShardingRule> {
+        self.0.shard(inputs, outputs)
     }
 }
 
@@ -391,4 +428,23 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         );
     }
     samples
+}
+
+pub(super) fn samples_group_forward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let cases: [(&[usize], &[usize], bool); 6] = [
+        (&[0, 8], &[4, 4], false),
+        (&[1, 1], &[1], true),
+        (&[3, 64], &[64, 16, 16], true),
+        (&[2, 2, 10], &[3, 0, 1], false),
+        (&[230, 33], &[200, 7, 49], true),
+        (&[3, 1040], &[65, 64], false),
+    ];
+    let sample = |(x, outs, biases): (&[usize], &[usize], bool)| {
+        let op = LinearGroupForward(LinearGroup { count: outs.len(), biases });
+        let sample = Sample::new(op).input(rng.normal(dtype, x));
+        let weights = |sample: Sample, n: &usize| sample.input(rng.normal(dtype, &[*n, x[x.len() - 1]]));
+        let sample = outs.iter().fold(sample, weights);
+        outs.iter().filter(|_| biases).fold(sample, |sample, n| sample.input(rng.normal(DType::F32, &[*n])))
+    };
+    cases.into_iter().map(sample).collect()
 }

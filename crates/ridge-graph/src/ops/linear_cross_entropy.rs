@@ -175,7 +175,7 @@ impl Composite for LinearCrossEntropy {
             forward: CompositeRef::new(LinearCrossEntropySaving(*self)),
             saved: vec![Saved::Output(1), Saved::Output(2)],
             backward: CompositeRef::new(LinearCrossEntropyBackward),
-            wrt: &[0, 1],
+            wrt: vec![0, 1],
         }
     }
 

@@ -63,7 +63,7 @@ impl Composite for LogSoftmax {
             forward: CompositeRef::new(*self),
             saved: vec![Saved::Output(0)],
             backward: CompositeRef::new(LogSoftmaxBackward),
-            wrt: &[0],
+            wrt: vec![0],
         }
     }
 

@@ -44,7 +44,7 @@ pub struct StraightThrough {
 
 fn straight_through(forward: CompositeRef, dtype: Option<DType>) -> Gradient {
     let backward = CompositeRef::new(StraightThrough { dtype });
-    Gradient::Explicit { forward, saved: Vec::new(), backward, wrt: &[0] }
+    Gradient::Explicit { forward, saved: Vec::new(), backward, wrt: vec![0] }
 }
 
 impl Quantize {

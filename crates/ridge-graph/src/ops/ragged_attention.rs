@@ -75,7 +75,7 @@ impl Composite for RaggedAttention {
             forward: CompositeRef::new(RaggedAttentionSaving(self.clone())),
             saved,
             backward: CompositeRef::new(RaggedAttentionBackward(self.clone())),
-            wrt: &[0, 1, 2],
+            wrt: vec![0, 1, 2],
         }
     }
 

@@ -61,7 +61,7 @@ impl Composite for RaggedConv1d {
             forward: CompositeRef::new(*self),
             saved: (0..3).map(Saved::Input).collect(),
             backward: CompositeRef::new(RaggedConv1dBackward),
-            wrt: &[0, 1],
+            wrt: vec![0, 1],
         }
     }
 

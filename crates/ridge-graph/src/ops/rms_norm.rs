@@ -66,7 +66,7 @@ impl Composite for RmsNorm {
             forward: CompositeRef::new(*self),
             saved: vec![Saved::Input(0), Saved::Input(1)],
             backward: CompositeRef::new(NormBackward { eps: self.eps, centred: false }),
-            wrt: &[0, 1],
+            wrt: vec![0, 1],
         }
     }
 

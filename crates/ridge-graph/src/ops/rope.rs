@@ -107,7 +107,7 @@ impl Composite for Rope {
             forward: CompositeRef::new(self.clone()),
             saved: vec![Saved::Input(1)],
             backward: CompositeRef::new(RopeBackward(self.clone())),
-            wrt: &[0],
+            wrt: vec![0],
         }
     }
 

@@ -69,7 +69,7 @@ impl Composite for Softplus {
             forward: CompositeRef::new(*self),
             saved: vec![Saved::Input(0)],
             backward: CompositeRef::new(SoftplusBackward),
-            wrt: &[0],
+            wrt: vec![0],
         }
     }
 

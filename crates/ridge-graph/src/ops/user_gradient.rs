@@ -13,9 +13,6 @@ use crate::why::Why;
 
 type Build = dyn Fn(&mut Builder, &[Var]) -> Result<Vec<Var>> + Send + Sync;
 
-/// Inputs that a [`UserGradient`] may give cotangents for.
-const INPUTS: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-
 /// A part of a graph with a gradient of its own. Two are equal if they share their functions, as clones do.
 #[derive(Clone)]
 pub struct UserGradient {
@@ -56,7 +53,7 @@ impl UserGradient {
         forward: impl Fn(&mut Builder, &[Var]) -> Result<Vec<Var>> + Send + Sync + 'static,
         backward: impl Fn(&mut Builder, &[Var]) -> Result<Vec<Var>> + Send + Sync + 'static,
     ) -> Self {
-        assert!(wrt <= INPUTS.len().min(inputs), "{wrt} of {inputs} inputs have cotangents, at most {}", INPUTS.len());
+        assert!(wrt <= inputs, "{wrt} of {inputs} inputs have cotangents");
         Self { name, inputs, wrt, forward: Arc::new(forward), backward: Arc::new(backward) }
     }
 }
@@ -104,7 +101,7 @@ impl Composite for UserGradient {
             forward: CompositeRef::new(self.clone()),
             saved: (0..self.inputs).map(Saved::Input).collect(),
             backward: CompositeRef::new(UserBackward(self.clone())),
-            wrt: &INPUTS[..self.wrt],
+            wrt: (0..self.wrt).collect(),
         }
     }
 }

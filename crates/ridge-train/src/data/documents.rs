@@ -1,11 +1,13 @@
-//! Documents of files and folders: text files are one each, JSONL files one a line.
+//! Documents of files and folders: text files are one each, JSONL files one a line, tables and archives one a row or sample.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use ridge_files::MappedFile;
 use serde_json::Value;
 
+use super::formats::Container;
 use crate::error::{Result, TrainError, io_error};
 
 /// What a file holds, by its name.
@@ -15,38 +17,44 @@ pub enum FileKind {
     Text,
     /// A document a line.
     JsonLines,
+    /// A document a row or sample.
+    Container(Container),
     /// Tokens.
     Tokens,
 }
 
 impl FileKind {
-    /// By its name: `.jsonl` and `.ndjson`, `.bin`, and text otherwise.
+    /// By its name: `.jsonl` and `.ndjson`, `.bin`, `.parquet`, `.tar`, `.mds`, and text otherwise.
     pub fn of(path: &Path) -> Self {
         match path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase).as_deref() {
             Some("jsonl" | "ndjson") => Self::JsonLines,
             Some("bin") => Self::Tokens,
+            Some("parquet") => Self::Container(Container::Parquet),
+            Some("tar") => Self::Container(Container::WebDataset),
+            Some("mds") => Self::Container(Container::Mds),
             _ => Self::Text,
         }
     }
 }
 
-/// The files that `path` names: itself, or of a folder all texts, JSONL and token files in it and below, by name.
+/// The files that `path` names: itself, or of a folder all files of documents and tokens in it and below, by name. A dataset
+/// as the Hugging Face Hub has it is such a folder.
 ///
 /// # Errors
-/// When it is not there, or a folder has none; and for Parquet, which is not read.
+/// When it is not there, or a folder has none.
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     let metadata = std::fs::metadata(path).map_err(|cause| io_error(path, "open the data", &cause))?;
     if !metadata.is_dir() {
-        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet")) {
-            let remedy = "convert it to JSONL, for example with pandas: read_parquet(..).to_json(.., orient=\"records\", lines=True)";
-            return Err(TrainError::path(path, "Parquet is not read", remedy));
-        }
         return Ok(vec![path.to_owned()]);
     }
     let mut found = Vec::new();
     walk(path, &mut found)?;
     if found.is_empty() {
-        return Err(TrainError::path(path, "the folder has no .txt, .md, .jsonl or .bin file", "check the path"));
+        return Err(TrainError::path(
+            path,
+            "the folder has no .txt, .md, .jsonl, .parquet, .tar, .mds or .bin file",
+            "check the path",
+        ));
     }
     Ok(found)
 }
@@ -60,7 +68,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         if entry.file_name().to_string_lossy().starts_with('.') {
             continue;
         }
-        let known = ["txt", "md", "jsonl", "ndjson", "bin"];
+        let known = ["txt", "md", "jsonl", "ndjson", "parquet", "tar", "mds", "bin"];
         if path.is_dir() {
             walk(&path, found)?;
         } else if path.extension().and_then(OsStr::to_str).is_some_and(|e| known.contains(&e)) {
@@ -70,10 +78,10 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// The documents of one text or JSONL file, which stays mapped.
+/// The documents of one file, which stays mapped.
 pub struct DocumentFile {
     path: PathBuf,
-    bytes: MappedFile,
+    bytes: Bytes,
     kind: FileKind,
 }
 
@@ -84,7 +92,7 @@ impl DocumentFile {
     /// When it cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the text", &cause))?;
-        Ok(Self { path: path.to_owned(), bytes, kind: FileKind::of(path) })
+        Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(bytes), kind: FileKind::of(path) })
     }
 
     /// Its name in messages.
@@ -97,11 +105,14 @@ impl DocumentFile {
         self.bytes.len()
     }
 
-    /// Gives `each` every document that is not empty; `field` holds the text of a JSONL line.
+    /// Gives `each` every document that is not empty; `field` holds the text of a JSONL line, row or sample.
     ///
     /// # Errors
-    /// Names the line that is not UTF-8, not JSON, or has no text in `field`; and those of `each`.
+    /// Names the line or row that is not UTF-8, not JSON, or has no text in `field`; and those of `each`.
     pub fn each(&self, field: &str, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
+        if let FileKind::Container(container) = self.kind {
+            return container.each(&self.path, &self.bytes, field, &mut each);
+        }
         let text = std::str::from_utf8(&self.bytes).map_err(|error| {
             let problem = format!("it is not UTF-8 at byte {}", error.valid_up_to());
             TrainError::path(&self.path, problem, "save it as UTF-8")

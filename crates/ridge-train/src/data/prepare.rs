@@ -16,11 +16,11 @@ use crate::error::{Result, TrainError, io_error};
 /// How shards are made.
 #[derive(Clone, Debug)]
 pub struct PrepareSettings {
-    /// Texts, JSONL files, or folders of these.
+    /// Files of documents, or folders of these.
     pub inputs: Vec<PathBuf>,
     /// The new folder of shards.
     pub output: PathBuf,
-    /// The field of a JSONL line that holds the text.
+    /// The field of a JSONL line, or column of a table, that holds the text.
     pub text_field: String,
     /// Which documents are left out.
     pub filters: Filters,

@@ -64,7 +64,7 @@ pub const KEYS: &[Key] = &[
     key("data.validation", Texts, "Validation data [default: the end of the training data]"),
     key("data.validation_fraction", Number, "Share of the training data set aside for validation [default: 0.1]"),
     key("data.vocabulary", Text, "characters, bytes, or a tokenizer.json [default: that of model.from, or bytes]"),
-    key("data.text_field", Text, "Field of a JSONL line that holds the text [default: text]"),
+    key("data.text_field", Text, "Field of a JSONL line, or column of a table, that holds the text [default: text]"),
     key("data.sequence_length", Number, "Tokens of a sequence [default: 256]"),
     key("data.packing", Text, "stream, or documents: no attention across documents [default: stream]"),
     key("train.steps", Number, "Number of steps [default: 1000]"),
