@@ -117,3 +117,44 @@ fn a_training_graph_has_the_loss_and_gradients_of_the_one_that_serves() {
         }
     }
 }
+
+#[test]
+fn routing_that_drops_no_token_changes_nothing_and_padding_goes_to_no_expert() {
+    use passes::{Dispatch, EXPERT_DROPPED, EXPERT_LOAD, RoutingTerms, routed_layers, with_routing};
+    for name in ["mixtral", "minimax_m2", "qwen3_next"] {
+        let fixture = Fixture::family(name, None);
+        let graph = training_graph(&fixture, None);
+        let layers = routed_layers(&graph).expect("has experts");
+        let text = fixture.prompt();
+        let texts = [&text[..], &text[..7]];
+        let tokens = texts.iter().map(|text| text.len()).sum::<usize>();
+        let routed = |dispatch, balance, padding| {
+            let terms = RoutingTerms { balance, z: balance, dispatch };
+            let mut graph = with_routing(&graph, &terms).expect("has experts");
+            passes::prune(&mut graph, &["hidden", "loss_sum", EXPERT_LOAD, EXPERT_DROPPED]).expect("has them");
+            let outputs = run(&fixture, &graph, &texts, padding);
+            let floats = |name: &str| find(&outputs, name).expect("asked for").floats().to_vec();
+            let hidden = rows(find(&outputs, "hidden").expect("asked for"), 0..tokens).floats().to_vec();
+            (hidden, floats(EXPERT_LOAD), floats(EXPERT_DROPPED), floats("loss_sum"))
+        };
+        let want = routed(Dispatch::Dropless, 0.0, 0);
+        for (load, layer) in want.1.chunks(layers[0].experts).zip(&layers) {
+            assert_eq!(load.iter().sum::<f64>(), (tokens * layer.top_k) as f64, "{name}");
+        }
+        for dispatch in [Dispatch::Dropless, Dispatch::Capacity(tokens), Dispatch::Padded(tokens)] {
+            let got = routed(dispatch, 0.0, 3);
+            let off = relative(&got.0, &want.0);
+            assert!(off < 1e-12, "{name}, {dispatch:?}: off by {off:e}");
+            assert_eq!((&got.1, &got.2), (&want.1, &vec![0.0; layers.len()]), "{name}, {dispatch:?}");
+        }
+        // Less than the largest load: what is beyond it is dropped, alike by both.
+        let largest = want.1.iter().copied().fold(0.0, f64::max) as usize;
+        let [kept, padded] =
+            [Dispatch::Capacity(largest - 1), Dispatch::Padded(largest - 1)].map(|dispatch| routed(dispatch, 0.0, 3));
+        assert!(kept.2.iter().sum::<f64>() >= 1.0 && kept.2 == padded.2, "{name}: {:?} {:?}", kept.2, padded.2);
+        assert!(relative(&padded.0, &kept.0) < 1e-12 && relative(&kept.0, &want.0) > 1e-6, "{name}");
+        // Losses do not see padding either.
+        let [without, with] = [0, 3].map(|padding| routed(Dispatch::Dropless, 0.1, padding).3[0]);
+        assert!((with - without).abs() < 1e-12 * without && without > want.3[0], "{name}: {with} and {without}");
+    }
+}
