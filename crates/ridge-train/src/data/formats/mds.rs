@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::{Reading, part};
+use super::reading::{Reading, part};
 use crate::error::Result;
 
 /// What a shard says of its columns.

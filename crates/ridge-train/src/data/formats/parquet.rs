@@ -7,7 +7,7 @@ use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 
-use super::Reading;
+use super::reading::Reading;
 use crate::error::Result;
 
 /// Rows that are decoded at a time.

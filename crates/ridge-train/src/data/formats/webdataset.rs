@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tar::Archive;
 
-use super::Reading;
+use super::reading::Reading;
 use crate::error::Result;
 
 /// A sample's members so far.
