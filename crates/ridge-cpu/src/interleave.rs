@@ -17,7 +17,7 @@ const UNIT: usize = 256;
 
 /// Lines between those that one row of x multiplies and those that are fetched meanwhile, as many: 4 KiB. Fetched in bursts, of a
 /// unit at a time, memory is read at three quarters of the rate.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) const AHEAD: usize = 64;
 
 /// The same word of the rows of a group.

@@ -19,6 +19,22 @@ pub(crate) trait Element: Pod {
     fn widen(self) -> f32;
     /// The nearest, ties to even.
     fn narrow(x: f32) -> Self;
+    /// The values of a vector's worth of elements.
+    #[inline(always)]
+    fn widen_lanes(from: &[Self; LANES]) -> [f32; LANES] {
+        let mut to = [0.0; LANES];
+        for i in 0..LANES {
+            to[i] = from[i].widen();
+        }
+        to
+    }
+    /// The nearest elements of a vector's worth of values.
+    #[inline(always)]
+    fn narrow_lanes(from: &[f32; LANES], to: &mut [Self; LANES]) {
+        for i in 0..LANES {
+            to[i] = Self::narrow(from[i]);
+        }
+    }
     /// A vector's worth of values.
     ///
     /// # Safety
@@ -136,6 +152,17 @@ impl Element for f16 {
         let code = narrow_small::<10, 15>(x, 0x7bff, 0x7c00, 0x7e00);
         Self::from_bits((code | ((x.to_bits() >> 16) & 0x8000)) as u16)
     }
+    /// By instructions, which every processor of AArch64 has.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_lanes(from: &[Self; LANES]) -> [f32; LANES] {
+        super::neon::widen_halves(from)
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn narrow_lanes(from: &[f32; LANES], to: &mut [Self; LANES]) {
+        super::neon::narrow_halves(from, to);
+    }
 }
 
 impl Element for E4M3 {
@@ -217,17 +244,17 @@ pub(crate) use with_element;
 /// The values of a vector's worth of elements.
 #[inline(always)]
 pub(crate) fn widen_lanes<T: Element>(from: &[T; LANES]) -> [f32; LANES] {
-    let mut to = [0.0; LANES];
-    for i in 0..LANES {
-        to[i] = from[i].widen();
-    }
-    to
+    T::widen_lanes(from)
 }
 
 vectorised! {
     /// The values of `from`.
     pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
-        for (t, x) in to.iter_mut().zip(from) {
+        let ((from, rest), (to, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = T::widen_lanes(from);
+        }
+        for (t, x) in to_rest.iter_mut().zip(rest) {
             *t = x.widen();
         }
     }
@@ -236,9 +263,18 @@ vectorised! {
 vectorised! {
     /// `from`, rounded.
     pub(crate) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
-        for (t, x) in to.iter_mut().zip(from) {
-            *t = T::narrow(*x);
-        }
+        narrow_all(from, to);
+    }
+}
+
+#[inline(always)]
+fn narrow_all<T: Element>(from: &[f32], to: &mut [T]) {
+    let ((from, rest), (to, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+    for (to, from) in to.iter_mut().zip(from) {
+        T::narrow_lanes(from, to);
+    }
+    for (t, x) in to_rest.iter_mut().zip(rest) {
+        *t = T::narrow(*x);
     }
 }
 
@@ -363,9 +399,7 @@ vectorised! {
             let at = at + i * stride;
             // SAFETY: passed on to the caller.
             let out = unsafe { out.part(at..at + width) };
-            for (to, x) in out.iter_mut().zip(values) {
-                *to = T::narrow(*x);
-            }
+            narrow_all(values, out);
         }
     }
 }
@@ -398,6 +432,31 @@ mod tests {
 
     fn same(a: f32, b: f64) -> bool {
         a.is_nan() == b.is_nan() && (b.is_nan() || f64::from(a) == b && a.is_sign_negative() == b.is_sign_negative())
+    }
+
+    /// Of a slice that is two vectors and a rest.
+    #[test]
+    fn slices_are_converted_as_single_elements_are() {
+        fn check<T: Element + PartialEq + std::fmt::Debug>(bits: impl Fn(T) -> u32) {
+            let mut rng = ridge_graph::sample::Rng::new(2);
+            for _ in 0..5000 {
+                let x: Vec<f32> = (0..37).map(|_| f32::from_bits(rng.bits() as u32)).collect();
+                let scaled: Vec<f32> = (0..37).map(|_| (rng.gauss() * 1e-5) as f32).collect();
+                for x in [x, scaled] {
+                    let (mut narrowed, mut widened) = (vec![T::narrow(0.0); 37], vec![0f32; 37]);
+                    narrow(&x, &mut narrowed);
+                    widen(&narrowed, &mut widened);
+                    for (i, x) in x.iter().enumerate() {
+                        let alone = T::narrow(*x);
+                        assert!(bits(alone) == bits(narrowed[i]) || x.is_nan(), "{x:e}: {alone:?}, {:?}", narrowed[i]);
+                        assert!(same(widened[i], f64::from(alone.widen())), "{alone:?} as {:e}", widened[i]);
+                    }
+                }
+            }
+        }
+        check::<f16>(|x| x.to_bits().into());
+        check::<bf16>(|x| x.to_bits().into());
+        check::<f32>(f32::to_bits);
     }
 
     #[test]

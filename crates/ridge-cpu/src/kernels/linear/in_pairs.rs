@@ -17,7 +17,7 @@ impl LinearKernel {
         let block = self.row_block.min(self.rows);
         let floats = |n: usize| n * size_of::<f32>();
         let [lines, products, gated, line] = scratch.slices::<u8, 4>([
-            if self.packed { 0 } else { pairs::ROOM * size_of::<Line>() },
+            pairs::room(self.packed) * size_of::<Line>(),
             floats(block * self.tile),
             if self.after == After::Swiglu { floats(block * self.tile) } else { 0 },
             floats(self.tile),
