@@ -52,34 +52,56 @@ const HALVES: usize = EIGHT / 4;
 /// Words of K whose codes are a vector of one row of x.
 const WORDS: usize = 4;
 
-/// Codes that share a scale, of 8 rows of the weight and of `N` rows of x.
-struct Operands<'a, const N: usize> {
-    weights: &'a [[u8; 4 * EIGHT]],
-    x: [&'a [[i8; 4]]; N],
+/// Codes that share a scale, of 8 rows of the weight and of `N` rows of x. Of pointers, since bounds would be checked at each step.
+#[derive(Clone, Copy)]
+struct Operands<const N: usize> {
+    weights: *const u8,
+    x: [*const i8; N],
 }
 
-impl<'a, const N: usize> Operands<'a, N> {
+impl<const N: usize> Operands<N> {
+    /// Those of group `group`.
     #[inline]
-    fn new<B: Interleaved>(weights: &'a InterleavedCodes, x: [&'a [[i8; 4]]; N], group: usize) -> Self {
+    fn new<B: Interleaved>(weights: &InterleavedCodes, x: [&[[i8; 4]]; N], group: usize) -> Self {
         let words = group * (B::GROUP / 4)..(group + 1) * (B::GROUP / 4);
-        Self { weights: &weights.codes[words.clone()], x: x.map(|x| &x[words.clone()]) }
+        let mut of_group = [std::ptr::null(); N];
+        for (x, to) in x.iter().zip(&mut of_group) {
+            *to = x[words.clone()].as_ptr().cast();
+        }
+        Self { weights: weights.codes[words].as_ptr().cast(), x: of_group }
     }
 
     /// Vector `half` of word `word`: four codes of four rows, or as [`Matrices`] arranges them.
+    ///
+    /// # Safety
+    /// The group has the word.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn codes(&self, word: usize, half: usize) -> int8x16_t {
-        // SAFETY: 16 bytes of the word's 32.
-        unsafe { vld1q_s8(self.weights[word].as_ptr().add(16 * half).cast()) }
+    unsafe fn codes(&self, word: usize, half: usize) -> int8x16_t {
+        // SAFETY: 16 bytes of the word's.
+        unsafe { vld1q_s8(self.weights.add(4 * EIGHT * word + 16 * half).cast()) }
     }
 
-    /// The codes of a row of x of four words from `word` on.
+    /// The codes of a row of x of [`WORDS`] words from `word` on.
+    ///
+    /// # Safety
+    /// The group has the words.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn x(&self, row: usize, word: usize) -> int8x16_t {
-        let of_row = &self.x[row][word..word + WORDS];
-        // SAFETY: 16 bytes.
-        unsafe { vld1q_s8(of_row.as_ptr().cast()) }
+    unsafe fn x(&self, row: usize, word: usize) -> int8x16_t {
+        // SAFETY: by the caller's promise.
+        unsafe { vld1q_s8(self.x[row].add(4 * word)) }
+    }
+
+    /// The four codes of a row of x of word `word`, four times.
+    ///
+    /// # Safety
+    /// The group has the word.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn word_of_x(&self, row: usize, word: usize) -> int8x16_t {
+        // SAFETY: by the caller's promise.
+        vreinterpretq_s8_s32(vdupq_n_s32(unsafe { self.x[row].add(4 * word).cast::<i32>().read_unaligned() }))
     }
 }
 
@@ -102,7 +124,8 @@ macro_rules! multiply {
                 let floats = |of: &[f32; EIGHT], half: usize| unsafe { vld1q_f32(of.as_ptr().add(4 * half)) };
                 let mut sums = [[vdupq_n_f32(0.0); HALVES]; N];
                 for group in 0..x[0].len() / (B::GROUP / 4) {
-                    let integers = $integers::<B, N>(&Operands::new::<B>(weights, x, group));
+                    // SAFETY: the instructions are there by the caller's promise.
+                    let integers = unsafe { $integers::<B, N>(Operands::new::<B>(weights, x, group)) };
                     for half in 0..HALVES {
                         let scale = floats(&weights.scales[group], half);
                         for nth in 0..N {
@@ -139,11 +162,12 @@ multiply! {
             let pair: *mut u32 = pair.as_mut_ptr().cast();
             // SAFETY: two words of eight rows are four vectors; every processor of AArch64 has NEON.
             unsafe {
-                for vectors in [pair, pair.add(4)].map(|at| (vld1q_u32(at), vld1q_u32(at.add(EIGHT)))).into_iter().enumerate() {
-                    let (half, (first, second)) = vectors;
-                    vst1q_u32(pair.add(half * EIGHT), vzip1q_u32(first, second));
-                    vst1q_u32(pair.add(half * EIGHT + 4), vzip2q_u32(first, second));
-                }
+                let (a, b) = (vld1q_u32(pair), vld1q_u32(pair.add(EIGHT)));
+                let (c, d) = (vld1q_u32(pair.add(4)), vld1q_u32(pair.add(EIGHT + 4)));
+                vst1q_u32(pair, vzip1q_u32(a, b));
+                vst1q_u32(pair.add(4), vzip2q_u32(a, b));
+                vst1q_u32(pair.add(EIGHT), vzip1q_u32(c, d));
+                vst1q_u32(pair.add(EIGHT + 4), vzip2q_u32(c, d));
             }
         }
     }
@@ -159,21 +183,27 @@ const fn words_of_16_bits<B: Interleaved>() -> usize {
     }
 }
 
+/// Sums of products of what shares a scale.
+///
+/// # Safety
+/// The instructions are there.
 #[inline]
 #[target_feature(enable = "neon")]
-fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [[int32x4_t; HALVES]; N] {
+unsafe fn in_pairs<B: Interleaved, const N: usize>(operands: Operands<N>) -> [[int32x4_t; HALVES]; N] {
     // Lanes are of half a word: those of four rows are two vectors.
     let mut sums = [[[vdupq_n_s32(0); 2]; HALVES]; N];
     for first in (0..B::GROUP / 4).step_by(const { words_of_16_bits::<B>() }) {
         let mut sixteen = [[[vdupq_n_s16(0); 2]; HALVES]; N];
         for word in first..first + const { words_of_16_bits::<B>() } {
-            let codes = [operands.codes(word, 0), operands.codes(word, 1)];
+            // SAFETY: words of the group.
+            let codes = unsafe { [operands.codes(word, 0), operands.codes(word, 1)] };
             for nth in 0..N {
-                let x = vreinterpretq_s8_s32(vdupq_n_s32(i32::from_ne_bytes(operands.x[nth][word].map(i8::cast_unsigned))));
+                // SAFETY: a word of the group.
+                let x = unsafe { operands.word_of_x(nth, word) };
                 for half in 0..HALVES {
-                    let [low, high] = &mut sixteen[nth][half];
-                    *low = vmlal_s8(*low, vget_low_s8(codes[half]), vget_low_s8(x));
-                    *high = vmlal_high_s8(*high, codes[half], x);
+                    let [low, high] = sixteen[nth][half];
+                    let low = vmlal_s8(low, vget_low_s8(codes[half]), vget_low_s8(x));
+                    sixteen[nth][half] = [low, vmlal_high_s8(high, codes[half], x)];
                 }
             }
         }
@@ -195,23 +225,29 @@ fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [[int
 }
 
 /// As [`in_pairs`].
+///
+/// # Safety
+/// The instructions are there.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn in_fours<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [[int32x4_t; HALVES]; N] {
+unsafe fn in_fours<B: Interleaved, const N: usize>(operands: Operands<N>) -> [[int32x4_t; HALVES]; N] {
     let mut integers = [[vdupq_n_s32(0); HALVES]; N];
     for word in (0..B::GROUP / 4).step_by(WORDS) {
-        let mut x = [operands.x(0, word); N];
-        for nth in 1..N {
-            x[nth] = operands.x(nth, word);
-        }
-        for half in 0..HALVES {
-            let codes = [0, 1, 2, 3].map(|next| operands.codes(word + next, half));
+        // SAFETY: words of the group.
+        unsafe {
+            let mut x = [vdupq_n_s8(0); N];
             for nth in 0..N {
-                let sum = &mut integers[nth][half];
-                *sum = sdot_lane::<0>(*sum, codes[0], x[nth]);
-                *sum = sdot_lane::<1>(*sum, codes[1], x[nth]);
-                *sum = sdot_lane::<2>(*sum, codes[2], x[nth]);
-                *sum = sdot_lane::<3>(*sum, codes[3], x[nth]);
+                x[nth] = operands.x(nth, word);
+            }
+            for half in 0..HALVES {
+                let (a, b) = (operands.codes(word, half), operands.codes(word + 1, half));
+                let (c, d) = (operands.codes(word + 2, half), operands.codes(word + 3, half));
+                for nth in 0..N {
+                    let sum = sdot_lane::<0>(integers[nth][half], a, x[nth]);
+                    let sum = sdot_lane::<1>(sum, b, x[nth]);
+                    let sum = sdot_lane::<2>(sum, c, x[nth]);
+                    integers[nth][half] = sdot_lane::<3>(sum, d, x[nth]);
+                }
             }
         }
     }
@@ -219,24 +255,30 @@ fn in_fours<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [[int
 }
 
 /// As [`in_pairs`], of weights that are arranged. A row of x that is left alone is multiplied twice.
+///
+/// # Safety
+/// The instructions are there.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn in_matrices<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [[int32x4_t; HALVES]; N] {
-    const PAIRS: usize = ABREAST / 2;
+unsafe fn in_matrices<B: Interleaved, const N: usize>(operands: Operands<N>) -> [[int32x4_t; HALVES]; N] {
     // Of a pair of rows of x and one of the weight: both with the first, both with the second of the weight's.
-    let mut sums = [[vdupq_n_s32(0); EIGHT / 2]; PAIRS];
+    let mut sums = [[vdupq_n_s32(0); EIGHT / 2]; ABREAST / 2];
     for word in (0..B::GROUP / 4).step_by(WORDS) {
-        let mut x = [[vdupq_n_s8(0); 2]; PAIRS];
-        for pair in 0..N.div_ceil(2) {
-            let (first, second) = (operands.x(2 * pair, word), operands.x((2 * pair + 1).min(N - 1), word));
-            let (first, second) = (vreinterpretq_s64_s8(first), vreinterpretq_s64_s8(second));
-            x[pair] = [vzip1q_s64(first, second), vzip2q_s64(first, second)].map(|x| vreinterpretq_s8_s64(x));
-        }
-        for next in 0..2 {
-            for rows in 0..EIGHT / 2 {
-                let codes = operands.codes(word + 2 * next + rows / 2, rows % 2);
-                for pair in 0..N.div_ceil(2) {
-                    sums[pair][rows] = smmla(sums[pair][rows], codes, x[pair][next]);
+        // SAFETY: words of the group.
+        unsafe {
+            let mut x = [[vdupq_n_s8(0); ABREAST / 2]; 2];
+            for pair in 0..N.div_ceil(2) {
+                let first = vreinterpretq_s64_s8(operands.x(2 * pair, word));
+                let second = vreinterpretq_s64_s8(operands.x((2 * pair + 1).min(N - 1), word));
+                x[0][pair] = vreinterpretq_s8_s64(vzip1q_s64(first, second));
+                x[1][pair] = vreinterpretq_s8_s64(vzip2q_s64(first, second));
+            }
+            for next in 0..2 {
+                for rows in 0..EIGHT / 2 {
+                    let codes = operands.codes(word + 2 * next + rows / 2, rows % 2);
+                    for pair in 0..N.div_ceil(2) {
+                        sums[pair][rows] = smmla(sums[pair][rows], codes, x[next][pair]);
+                    }
                 }
             }
         }

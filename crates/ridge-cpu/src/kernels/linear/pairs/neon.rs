@@ -50,115 +50,106 @@ pub(super) unsafe fn multiply(
             }
         };
         let at = (columns.start - tile.columns.start, columns.len());
+        let weights = InLines(weights);
         if tile.rows == 1 {
-            let of_step = |step: usize| {
-                simd::fetch_far(weights.as_ptr().wrapping_add(2 * step + AHEAD).cast(), 2 * size_of::<Line>());
-                TwoLines { lines: weights, step }
-            };
-            block::<1, _>(tile, of_step, x, 0, &depth, at, out);
+            block::<1>(tile, weights, x, 0, &depth, at, out);
             continue;
         }
         let arranged = &mut arranged[..lines.next_multiple_of(2)];
         for (step, to) in arranged.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            TwoLines { lines: weights, step }.arrange(to);
+            weights.arrange(step, to);
         }
-        let arranged = arranged.as_chunks::<2>().0;
+        let weights = Arranged(arranged.as_chunks::<2>().0);
         let mut row = 0;
         while row < tile.rows {
-            let of_step = |step: usize| &arranged[step];
             row += match tile.rows - row {
-                1 | 2 => block::<1, _>(tile, of_step, x, row, &depth, at, out),
-                3 | 4 => block::<2, _>(tile, of_step, x, row, &depth, at, out),
-                _ => block::<ROWS, _>(tile, of_step, x, row, &depth, at, out),
+                1 | 2 => block::<1>(tile, weights, x, row, &depth, at, out),
+                3 | 4 => block::<2>(tile, weights, x, row, &depth, at, out),
+                _ => block::<ROWS>(tile, weights, x, row, &depth, at, out),
             };
         }
     }
 }
 
-/// Four elements of K of the 16 rows of the weight.
-trait FourElements {
-    /// Rows `4 * quarter` and the next, and the two after those.
-    fn pairs(&self, quarter: usize) -> [uint32x4_t; 2];
+/// Where the weights of steps of four elements of K come from.
+trait Steps: Copy {
+    /// Rows `4 * quarter` and the next, and the two after those, of step `step`.
+    ///
+    /// # Safety
+    /// There is the step, and if `whole` all of its elements are.
+    unsafe fn pairs(self, step: usize, quarter: usize, whole: bool) -> [uint32x4_t; 2];
 }
 
-/// Those of lines `2 * step` and the next, if there is one.
-struct TwoLines<'a> {
-    lines: &'a [Line],
-    step: usize,
-}
+/// Interleaved rows: step `n` is lines `2 n` and the next.
+#[derive(Clone, Copy)]
+struct InLines<'a>(&'a [Line]);
 
-impl TwoLines<'_> {
-    /// Brings them into the order in which they are multiplied.
+impl InLines<'_> {
+    /// Brings step `step` into the order in which it is multiplied.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn arrange(&self, to: &mut [Line; 2]) {
-        let to = to.as_flattened_mut().as_chunks_mut::<4>().0;
+    fn arrange(self, step: usize, to: &mut [Line; 2]) {
         for quarter in 0..LANES / 4 {
-            for (to, pair) in to[2 * quarter..].iter_mut().zip(self.pairs(quarter)) {
-                // SAFETY: four words.
-                unsafe { vst1q_u32(to.as_mut_ptr(), pair) };
+            // SAFETY: the step has a line at least, and there is room for two.
+            unsafe {
+                let [low, high] = self.pairs(step, quarter, 2 * step + 1 < self.0.len());
+                let to = to.as_mut_ptr().cast::<u32>().add(8 * quarter);
+                vst1q_u32(to, low);
+                vst1q_u32(to.add(4), high);
             }
         }
     }
 }
 
-impl FourElements for TwoLines<'_> {
+impl Steps for InLines<'_> {
     #[inline]
-    fn pairs(&self, quarter: usize) -> [uint32x4_t; 2] {
-        let first = self.lines[2 * self.step][4 * quarter..].as_ptr();
-        // SAFETY: four words each; every processor of AArch64 has NEON.
+    unsafe fn pairs(self, step: usize, quarter: usize, whole: bool) -> [uint32x4_t; 2] {
+        // SAFETY: four words each, by the caller's promise; every processor of AArch64 has NEON.
         unsafe {
-            let first = vld1q_u32(first);
-            let second = match self.lines.get(2 * self.step + 1) {
-                Some(line) => vld1q_u32(line[4 * quarter..].as_ptr()),
-                None => vdupq_n_u32(0),
+            let line = self.0.as_ptr().add(2 * step).cast::<u32>();
+            if quarter == 0 {
+                simd::fetch_far(line.wrapping_add(AHEAD * LANES).cast(), 2 * size_of::<Line>());
+            }
+            let first = vld1q_u32(line.add(4 * quarter));
+            let second = if whole || 2 * step + 1 < self.0.len() {
+                vld1q_u32(line.add(LANES + 4 * quarter))
+            } else {
+                vdupq_n_u32(0)
             };
             [vzip1q_u32(first, second), vzip2q_u32(first, second)]
         }
     }
 }
 
-impl FourElements for &[Line; 2] {
+/// As [`InLines::arrange`] leaves them.
+#[derive(Clone, Copy)]
+struct Arranged<'a>(&'a [[Line; 2]]);
+
+impl Steps for Arranged<'_> {
     #[inline]
-    fn pairs(&self, quarter: usize) -> [uint32x4_t; 2] {
-        let words = self.as_flattened()[8 * quarter..][..8].as_ptr();
-        // SAFETY: eight words; every processor of AArch64 has NEON.
-        unsafe { [vld1q_u32(words), vld1q_u32(words.add(4))] }
+    unsafe fn pairs(self, step: usize, quarter: usize, _whole: bool) -> [uint32x4_t; 2] {
+        // SAFETY: eight words, by the caller's promise; every processor of AArch64 has NEON.
+        unsafe {
+            let words = self.0.as_ptr().add(step).cast::<u32>().add(8 * quarter);
+            [vld1q_u32(words), vld1q_u32(words.add(4))]
+        }
     }
 }
 
-/// Elements `depth` of rows of x, two by two.
-struct RowsOfX<'a, const R: usize>([[&'a [bf16]; 2]; R]);
-
-impl<const R: usize> RowsOfX<'_, R> {
-    /// Elements `4 * step` and the next three of pair `pair` of rows, which are there.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    fn whole(&self, pair: usize, step: usize) -> uint32x4_t {
-        let [first, second] = self.0[pair].map(|row| row[4 * step..][..4].as_ptr().cast::<u64>());
-        // SAFETY: four elements of 16 bits.
-        let both = unsafe { [first.read_unaligned(), second.read_unaligned()] };
-        vreinterpretq_u32_u64(vcombine_u64(vdup_n_u64(both[0]), vdup_n_u64(both[1])))
-    }
-
-    /// As [`RowsOfX::whole`], of elements of which some are not there: those are zeros.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    fn rest(&self, pair: usize, step: usize) -> uint32x4_t {
-        let [first, second] = self.0[pair].map(|row| {
-            row[4 * step..].iter().rev().fold(0u64, |word, x| word << 16 | u64::from(x.to_bits()))
-        });
-        vreinterpretq_u32_u64(vcombine_u64(vdup_n_u64(first), vdup_n_u64(second)))
-    }
+/// Four elements of two rows of x.
+#[inline]
+#[target_feature(enable = "neon")]
+fn both(first: u64, second: u64) -> uint32x4_t {
+    vreinterpretq_u32_u64(vcombine_u64(vdup_n_u64(first), vdup_n_u64(second)))
 }
 
 /// Adds the products of elements `depth` of up to `2 R` rows of x from row `first` on, and of `width` columns from column `at` of the
 /// tile on, to the totals. Gives how many rows.
 #[inline]
 #[target_feature(enable = "neon,bf16")]
-fn block<const R: usize, W: FourElements>(
+fn block<const R: usize>(
     tile: &Tile,
-    weights: impl Fn(usize) -> W,
+    weights: impl Steps,
     x: &[bf16],
     first: usize,
     depth: &Range<usize>,
@@ -166,53 +157,70 @@ fn block<const R: usize, W: FourElements>(
     out: &mut [f32],
 ) -> usize {
     let count = (2 * R).min(tile.rows - first);
-    let row = |nth: usize| &x[(first + nth.min(count - 1)) * tile.inner..][depth.clone()];
-    let mut rows = RowsOfX([[row(0), row(1)]; R]);
-    for r in 1..R {
-        rows.0[r] = [row(2 * r), row(2 * r + 1)];
-    }
-    let mut sums = [[vdupq_n_f32(0.0); PAIRS]; R];
-    for step in 0..depth.len() / 4 {
-        let mut of_x = [rows.whole(0, step); R];
-        for r in 1..R {
-            of_x[r] = rows.whole(r, step);
+    let mut rows: [[&[bf16]; 2]; R] = [[&[]; 2]; R];
+    for r in 0..R {
+        for of_pair in 0..2 {
+            let row = first + (2 * r + of_pair).min(count - 1);
+            rows[r][of_pair] = &x[row * tile.inner..][depth.clone()];
         }
-        add_step(&mut sums, &weights(step), of_x);
+    }
+    let steps = depth.len() / 4;
+    let mut sums = [[vdupq_n_f32(0.0); PAIRS]; R];
+    for step in 0..steps {
+        let mut of_x = [vdupq_n_u32(0); R];
+        for r in 0..R {
+            // SAFETY: four elements of 16 bits of each row.
+            let four = |row: &[bf16]| unsafe { row.as_ptr().add(4 * step).cast::<u64>().read_unaligned() };
+            of_x[r] = both(four(rows[r][0]), four(rows[r][1]));
+        }
+        // SAFETY: the weights have as many steps.
+        unsafe { add_step(&mut sums, weights, step, true, of_x) };
     }
     if !depth.len().is_multiple_of(4) {
-        let step = depth.len() / 4;
-        let mut of_x = [rows.rest(0, step); R];
-        for r in 1..R {
-            of_x[r] = rows.rest(r, step);
+        let mut of_x = [vdupq_n_u32(0); R];
+        for r in 0..R {
+            let rest = |row: &[bf16]| row[4 * steps..].iter().rev().fold(0, |word, x| word << 16 | u64::from(x.to_bits()));
+            of_x[r] = both(rest(rows[r][0]), rest(rows[r][1]));
         }
-        add_step(&mut sums, &weights(step), of_x);
+        // SAFETY: the weights have a step more.
+        unsafe { add_step(&mut sums, weights, steps, false, of_x) };
     }
     for nth in 0..count {
         let to = &mut out[(first + nth) * tile.stride + at..][..width];
-        let (of_rows, is_second) = (&sums[nth / 2], nth % 2 == 1);
         for (quarter, to) in to.chunks_mut(4).enumerate() {
-            let (low, high) = (of_rows[2 * quarter], of_rows[2 * quarter + 1]);
-            let sum = if is_second { vuzp2q_f32(low, high) } else { vuzp1q_f32(low, high) };
-            let mut lanes = [0f32; 4];
-            lanes[..to.len()].copy_from_slice(to);
+            let (low, high) = (sums[nth / 2][2 * quarter], sums[nth / 2][2 * quarter + 1]);
+            let sum = if nth % 2 == 1 { vuzp2q_f32(low, high) } else { vuzp1q_f32(low, high) };
             // SAFETY: four floats.
-            unsafe { vst1q_f32(lanes.as_mut_ptr(), vaddq_f32(vld1q_f32(lanes.as_ptr()), sum)) };
-            to.copy_from_slice(&lanes[..to.len()]);
+            unsafe {
+                if to.len() == 4 {
+                    vst1q_f32(to.as_mut_ptr(), vaddq_f32(vld1q_f32(to.as_ptr()), sum));
+                } else {
+                    let mut lanes = [0f32; 4];
+                    vst1q_f32(lanes.as_mut_ptr(), sum);
+                    to.iter_mut().zip(lanes).for_each(|(to, sum)| *to += sum);
+                }
+            }
         }
     }
     count
 }
 
 /// Adds the products of four elements of K.
+///
+/// # Safety
+/// As for [`Steps::pairs`], and there are the instructions.
 #[inline]
 #[target_feature(enable = "neon,bf16")]
-fn add_step<const R: usize>(
+unsafe fn add_step<const R: usize>(
     sums: &mut [[float32x4_t; PAIRS]; R],
-    weights: &impl FourElements,
+    weights: impl Steps,
+    step: usize,
+    whole: bool,
     of_x: [uint32x4_t; R],
 ) {
     for quarter in 0..LANES / 4 {
-        let [low, high] = weights.pairs(quarter);
+        // SAFETY: by the caller's promise.
+        let [low, high] = unsafe { weights.pairs(step, quarter, whole) };
         for r in 0..R {
             sums[r][2 * quarter] = bfmmla(sums[r][2 * quarter], low, of_x[r]);
             sums[r][2 * quarter + 1] = bfmmla(sums[r][2 * quarter + 1], high, of_x[r]);
