@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 use half::{bf16, f16};
 use ridge_graph::DType;
 
-use super::{LANES, vectorised};
+use super::{LANES, Vector, vector_of, vectorised};
 use crate::bytes::Pod;
 use crate::io::{KernelIo, KernelOutput};
 
@@ -27,6 +27,11 @@ pub(crate) trait Element: Pod {
             to[i] = from[i].widen();
         }
         to
+    }
+    /// As [`Element::widen_lanes`], into registers.
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        vector_of(&Self::widen_lanes(from))
     }
     /// The nearest elements of a vector's worth of values.
     #[inline(always)]
@@ -129,6 +134,11 @@ impl Element for bf16 {
         let nan = bits & 0x7fff_ffff > 0x7f80_0000;
         Self::from_bits((if nan { quiet } else { rounded } >> 16) as u16)
     }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        super::neon::widen_bf16(from)
+    }
     #[cfg(target_arch = "x86_64")]
     fn as_bf16(of: &[Self]) -> Option<&[Self]> {
         Some(of)
@@ -156,12 +166,17 @@ impl Element for f16 {
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     fn widen_lanes(from: &[Self; LANES]) -> [f32; LANES] {
-        super::neon::widen_halves(from)
+        super::lanes_of(super::neon::widen_f16(from))
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        super::neon::widen_f16(from)
     }
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     fn narrow_lanes(from: &[f32; LANES], to: &mut [Self; LANES]) {
-        super::neon::narrow_halves(from, to);
+        super::neon::narrow_f16(from, to);
     }
 }
 
@@ -194,6 +209,11 @@ impl Element for i8 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from(self)
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        super::neon::widen_i8(from)
     }
     #[cfg(target_arch = "x86_64")]
     fn as_codes(of: &[Self]) -> Option<&[i8]> {

@@ -1,13 +1,15 @@
 //! Instructions of AArch64 whose intrinsics are not stable: products of 8-bit integers and of bf16, and f16.
 
 use std::arch::aarch64::{
-    float32x4_t, int8x16_t, int32x4_t, uint8x16_t, uint32x4_t, vld1q_f32, vld1q_u8, vst1q_f32, vst1q_u8,
+    float32x4_t, int8x16_t, int32x4_t, uint8x16_t, uint32x4_t, vcvtq_f32_s32, vget_low_s8, vget_low_s16, vget_low_u16,
+    vld1q_f32, vld1q_s8, vld1q_u8, vld1q_u16, vmovl_high_s8, vmovl_high_s16, vmovl_s8, vmovl_s16,
+    vreinterpretq_f32_u32, vshll_high_n_u16, vshll_n_u16, vst1q_u8,
 };
 use std::arch::asm;
 
-use half::f16;
+use half::{bf16, f16};
 
-use super::LANES;
+use super::{LANES, Vector};
 
 /// Defines functions of one instruction that adds to its first operand.
 macro_rules! accumulating {
@@ -90,23 +92,50 @@ fn floats_to_halves([low, high]: [float32x4_t; 2]) -> uint8x16_t {
 }
 
 /// The values of f16.
-#[inline]
-pub(super) fn widen_halves(from: &[f16; LANES]) -> [f32; LANES] {
-    let mut to = [0.0; LANES];
-    for (from, to) in from.as_chunks::<8>().0.iter().zip(to.as_chunks_mut::<8>().0) {
-        // SAFETY: 8 elements each; every processor of AArch64 has NEON.
-        unsafe {
-            let [low, high] = halves_to_floats(vld1q_u8(from.as_ptr().cast()));
-            vst1q_f32(to.as_mut_ptr(), low);
-            vst1q_f32(to.as_mut_ptr().add(4), high);
-        }
+#[inline(always)]
+pub(super) fn widen_f16(from: &[f16; LANES]) -> Vector {
+    let at: *const u8 = from.as_ptr().cast();
+    // SAFETY: 8 elements each; every processor of AArch64 has NEON.
+    let ([a, b], [c, d]) = unsafe { (halves_to_floats(vld1q_u8(at)), halves_to_floats(vld1q_u8(at.add(16)))) };
+    [a, b, c, d]
+}
+
+/// The values of bf16.
+#[inline(always)]
+pub(super) fn widen_bf16(from: &[bf16; LANES]) -> Vector {
+    let at: *const u16 = from.as_ptr().cast();
+    // SAFETY: 8 elements each; every processor of AArch64 has NEON.
+    unsafe {
+        let (low, high) = (vld1q_u16(at), vld1q_u16(at.add(8)));
+        let float = |bits| vreinterpretq_f32_u32(bits);
+        [
+            float(vshll_n_u16::<16>(vget_low_u16(low))),
+            float(vshll_high_n_u16::<16>(low)),
+            float(vshll_n_u16::<16>(vget_low_u16(high))),
+            float(vshll_high_n_u16::<16>(high)),
+        ]
     }
-    to
+}
+
+/// The values of 8-bit integers.
+#[inline(always)]
+pub(super) fn widen_i8(from: &[i8; LANES]) -> Vector {
+    // SAFETY: 16 elements; every processor of AArch64 has NEON.
+    unsafe {
+        let all = vld1q_s8(from.as_ptr());
+        let (low, high) = (vmovl_s8(vget_low_s8(all)), vmovl_high_s8(all));
+        [
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+            vcvtq_f32_s32(vmovl_high_s16(low)),
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+            vcvtq_f32_s32(vmovl_high_s16(high)),
+        ]
+    }
 }
 
 /// The nearest f16.
-#[inline]
-pub(super) fn narrow_halves(from: &[f32; LANES], to: &mut [f16; LANES]) {
+#[inline(always)]
+pub(super) fn narrow_f16(from: &[f32; LANES], to: &mut [f16; LANES]) {
     for (from, to) in from.as_chunks::<8>().0.iter().zip(to.as_chunks_mut::<8>().0) {
         // SAFETY: 8 elements each; every processor of AArch64 has NEON.
         unsafe {

@@ -6,13 +6,11 @@
 
 use std::marker::PhantomData;
 
-use ridge_graph::format::{
-    E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
-};
+use ridge_graph::format::{E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN};
 
 use super::eight::{
-    self, EIGHT, Floats, Words, and, as_floats, equal_bytes, float, halves, left, left_by, mul, negate, or, right, right_by,
-    right_signed, shuffle_bytes, splat, splat_bytes, sub, table, xor,
+    self, EIGHT, Floats, Words, and, as_floats, equal_bytes, float, halves, left, left_by, mul, negate, or, right,
+    right_by, right_signed, shuffle_bytes, splat, splat_bytes, sub, table, xor,
 };
 use super::rows::EightRows;
 use super::scale::{Above, GROUP};
@@ -332,9 +330,7 @@ unsafe fn packed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: 
     let [both, scales, minima, rest] = unsafe { rows.words(0) };
     let (scale, minimum) = (halves(both), upper_halves(both));
     // Byte `i` of each word is of groups `i` and `i + 4`.
-    let last = |nibbles: Words, packed: Words| {
-        or(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030))
-    };
+    let last = |nibbles: Words, packed: Words| or(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030));
     let words = [(scales, minima), (last(rest, scales), last(right::<4>(rest), minima))];
     for group in 0..8 {
         let (scales, minima) = words[group / 4];

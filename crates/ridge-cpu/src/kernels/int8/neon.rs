@@ -8,10 +8,10 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::aarch64::{
-    int8x16_t, int32x4_t, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_s8, vdupq_n_s16, vfmaq_f32,
-    vfmsq_n_f32, vget_low_s8, vld1q_f32, vld1q_s8, vld1q_u32, vmlal_high_s8, vmlal_s8, 
-    vpadalq_s16, vpaddq_s32, vreinterpretq_s8_s32, vreinterpretq_s8_s64, vreinterpretq_s64_s8, vst1q_u32,
-    vuzp1q_s32, vuzp2q_s32, vzip1q_s64, vzip1q_u32, vzip2q_s64, vzip2q_u32,
+    int8x8_t, int8x16_t, int32x4_t, vcvtq_f32_s32, vdup_n_s32, vdupq_n_f32, vdupq_n_s8, vdupq_n_s16, vdupq_n_s32,
+    vfmaq_f32, vfmsq_n_f32, vld1_s8, vld1q_f32, vld1q_s8, vld1q_u32, vmlal_s8, vpadalq_s16, vpaddq_s32,
+    vreinterpret_s8_s32, vreinterpretq_s8_s64, vreinterpretq_s64_s8, vst1q_u32, vuzp1q_s32, vuzp2q_s32, vzip1q_s64,
+    vzip1q_u32, vzip2q_s64, vzip2q_u32,
 };
 use std::ops::Range;
 
@@ -93,15 +93,26 @@ impl<const N: usize> Operands<N> {
         unsafe { vld1q_s8(self.x[row].add(4 * word)) }
     }
 
-    /// The four codes of a row of x of word `word`, four times.
+    /// Four codes of two rows of the weight: part `part` of [`Operands::codes`].
     ///
     /// # Safety
     /// The group has the word.
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn word_of_x(&self, row: usize, word: usize) -> int8x16_t {
+    unsafe fn codes_of_two(&self, word: usize, half: usize, part: usize) -> int8x8_t {
+        // SAFETY: 8 bytes of the word's.
+        unsafe { vld1_s8(self.weights.add(4 * EIGHT * word + 16 * half + 8 * part).cast()) }
+    }
+
+    /// The four codes of a row of x of word `word`, twice.
+    ///
+    /// # Safety
+    /// The group has the word.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn word_of_x(&self, row: usize, word: usize) -> int8x8_t {
         // SAFETY: by the caller's promise.
-        vreinterpretq_s8_s32(vdupq_n_s32(unsafe { self.x[row].add(4 * word).cast::<i32>().read_unaligned() }))
+        vreinterpret_s8_s32(vdup_n_s32(unsafe { self.x[row].add(4 * word).cast::<i32>().read_unaligned() }))
     }
 }
 
@@ -190,35 +201,32 @@ const fn words_of_16_bits<B: Interleaved>() -> usize {
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn in_pairs<B: Interleaved, const N: usize>(operands: Operands<N>) -> [[int32x4_t; HALVES]; N] {
-    // Lanes are of half a word: those of four rows are two vectors.
-    let mut sums = [[[vdupq_n_s32(0); 2]; HALVES]; N];
-    for first in (0..B::GROUP / 4).step_by(const { words_of_16_bits::<B>() }) {
-        let mut sixteen = [[[vdupq_n_s16(0); 2]; HALVES]; N];
-        for word in first..first + const { words_of_16_bits::<B>() } {
-            // SAFETY: words of the group.
-            let codes = unsafe { [operands.codes(word, 0), operands.codes(word, 1)] };
-            for nth in 0..N {
+    let mut integers = [[vdupq_n_s32(0); HALVES]; N];
+    for half in 0..HALVES {
+        // Lanes are of half a word: those of four rows are two vectors.
+        let mut sums = [[vdupq_n_s32(0); 2]; N];
+        for first in (0..B::GROUP / 4).step_by(const { words_of_16_bits::<B>() }) {
+            let mut sixteen = [[vdupq_n_s16(0); 2]; N];
+            for word in first..first + const { words_of_16_bits::<B>() } {
                 // SAFETY: a word of the group.
-                let x = unsafe { operands.word_of_x(nth, word) };
-                for half in 0..HALVES {
-                    let [low, high] = sixteen[nth][half];
-                    let low = vmlal_s8(low, vget_low_s8(codes[half]), vget_low_s8(x));
-                    sixteen[nth][half] = [low, vmlal_high_s8(high, codes[half], x)];
+                unsafe {
+                    let codes = [operands.codes_of_two(word, half, 0), operands.codes_of_two(word, half, 1)];
+                    for nth in 0..N {
+                        let x = operands.word_of_x(nth, word);
+                        for part in 0..2 {
+                            sixteen[nth][part] = vmlal_s8(sixteen[nth][part], codes[part], x);
+                        }
+                    }
+                }
+            }
+            for nth in 0..N {
+                for part in 0..2 {
+                    sums[nth][part] = vpadalq_s16(sums[nth][part], sixteen[nth][part]);
                 }
             }
         }
         for nth in 0..N {
-            for half in 0..HALVES {
-                for part in 0..2 {
-                    sums[nth][half][part] = vpadalq_s16(sums[nth][half][part], sixteen[nth][half][part]);
-                }
-            }
-        }
-    }
-    let mut integers = [[vdupq_n_s32(0); HALVES]; N];
-    for nth in 0..N {
-        for half in 0..HALVES {
-            integers[nth][half] = vpaddq_s32(sums[nth][half][0], sums[nth][half][1]);
+            integers[nth][half] = vpaddq_s32(sums[nth][0], sums[nth][1]);
         }
     }
     integers

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256,
-    _mm512_castsi256_si512, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_or_si512, _mm512_sll_epi32, _mm512_srl_epi32,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_castsi256_si512, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_or_si512, _mm512_sll_epi32,
+    _mm512_srl_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
 use super::super::rows::InterleavedRows;

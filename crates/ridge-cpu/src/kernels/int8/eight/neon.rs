@@ -2,12 +2,12 @@
 #![allow(clippy::inline_always)] // vectors are in memory where they are passed as arrays
 
 use std::arch::aarch64::{
-    float32x4_t, uint32x4_t, uint64x2_t, vandq_u32, vceqq_u8, vcvtq_f32_s32, vdupq_n_f32,
-    vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u32, vfmaq_f32, vld1q_f32, vld1q_u8, vld1q_u32, vmulq_f32, vnegq_f32,
-    vorrq_u32, vqtbl1q_u8, vreinterpretq_f32_u32, vreinterpretq_s32_u32, vreinterpretq_u8_u16, vreinterpretq_u8_u32,
-    vreinterpretq_u16_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vreinterpretq_u32_u64, vreinterpretq_u64_u32,
-    vshlq_n_u32, vshlq_u32, vshrq_n_s32, vshrq_n_u32, vst1q_f32, vst1q_u8, vsubq_u8, vsubq_u32, vtrn1q_u32, vtrn2q_u32,
-    vuzp1q_u16, vzip1q_u64, vzip2q_u64,
+    float32x4_t, uint32x4_t, uint64x2_t, vandq_u32, vceqq_u8, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8,
+    vdupq_n_u32, veorq_u32, vfmaq_f32, vld1q_f32, vld1q_u8, vld1q_u32, vmulq_f32, vnegq_f32, vorrq_u32, vqtbl1q_u8,
+    vreinterpretq_f32_u32, vreinterpretq_s32_u32, vreinterpretq_u8_u16, vreinterpretq_u8_u32, vreinterpretq_u16_u32,
+    vreinterpretq_u32_s32, vreinterpretq_u32_u8, vreinterpretq_u32_u64, vreinterpretq_u64_u32, vshlq_n_u32, vshlq_u32,
+    vshrq_n_s32, vshrq_n_u32, vst1q_f32, vst1q_u8, vsubq_u8, vsubq_u32, vtrn1q_u32, vtrn2q_u32, vuzp1q_u16, vzip1q_u64,
+    vzip2q_u64,
 };
 
 use super::EIGHT;
@@ -124,7 +124,8 @@ pub(in crate::kernels::int8) unsafe fn words(from: *const u32) -> Words {
 #[inline(always)]
 pub(in crate::kernels::int8) unsafe fn transposed(rows: [*const u8; EIGHT]) -> [Words; 4] {
     // SAFETY: by the caller's promise.
-    let [low, high] = unsafe { [0, 4].map(|first| four([rows[first], rows[first + 1], rows[first + 2], rows[first + 3]])) };
+    let [low, high] =
+        unsafe { [0, 4].map(|first| four([rows[first], rows[first + 1], rows[first + 2], rows[first + 3]])) };
     [[low[0], high[0]], [low[1], high[1]], [low[2], high[2]], [low[3], high[3]]]
 }
 

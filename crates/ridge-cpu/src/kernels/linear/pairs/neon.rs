@@ -5,9 +5,8 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::aarch64::{
-    float32x4_t, uint32x4_t, vaddq_f32, vdupq_n_f32, vdupq_n_u32, vld1q_f32, vld1q_u32,
-    vreinterpretq_u32_u64, vcombine_u64, vdup_n_u64, vst1q_f32, vst1q_u32,
-    vuzp1q_f32, vuzp2q_f32, vzip1q_u32, vzip2q_u32,
+    float32x4_t, uint32x4_t, vaddq_f32, vcombine_u64, vdup_n_u64, vdupq_n_f32, vdupq_n_u32, vld1q_f32, vld1q_u32,
+    vreinterpretq_u32_u64, vst1q_f32, vst1q_u32, vuzp1q_f32, vuzp2q_f32, vzip1q_u32, vzip2q_u32,
 };
 use std::ops::Range;
 
@@ -179,7 +178,8 @@ fn block<const R: usize>(
     if !depth.len().is_multiple_of(4) {
         let mut of_x = [vdupq_n_u32(0); R];
         for r in 0..R {
-            let rest = |row: &[bf16]| row[4 * steps..].iter().rev().fold(0, |word, x| word << 16 | u64::from(x.to_bits()));
+            let rest =
+                |row: &[bf16]| row[4 * steps..].iter().rev().fold(0, |word, x| word << 16 | u64::from(x.to_bits()));
             of_x[r] = both(rest(rows[r][0]), rest(rows[r][1]));
         }
         // SAFETY: the weights have a step more.
