@@ -17,8 +17,8 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::columns::{self, ABREAST, Multiply, OfX};
-use super::eight::EIGHT;
 use super::interleaved::{Interleaved, InterleavedCodes};
+use super::scale::EIGHT;
 use super::weight::CodeWeight;
 use super::x::ActivationCodes;
 use crate::simd;

@@ -23,10 +23,9 @@ pub(super) use one_row::OneRow;
 use one_row::{ARRANGED, RowOfX};
 use rows::{SixteenRows, StridedRows};
 
-use super::eight::EIGHT;
 use super::interleaved::{Interleaved, InterleavedPlace};
 use super::rows::{BlockPointers, EightRows, InterleavedRows};
-use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
+use super::scale::{COLUMNS, EIGHT, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, CodeLayout, FEW};
 use crate::bytes::cast;

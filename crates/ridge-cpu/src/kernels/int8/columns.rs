@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use super::eight::{EIGHT, Floats, add_product, put_floats};
+use super::eight::{Floats, add_product, put_floats};
 use super::interleaved::{Interleaved, InterleavedCodes, InterleavedPlace};
 use super::rows::{BlockPointers, EightRows, InterleavedRows};
-use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
+use super::scale::{COLUMNS, EIGHT, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, FEW};
 use crate::bytes::cast;

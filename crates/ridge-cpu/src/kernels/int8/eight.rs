@@ -10,6 +10,3 @@ mod neon;
 pub(super) use avx2::*;
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::*;
-
-/// Rows of a weight whose codes lie side by side.
-pub(super) const EIGHT: usize = 8;

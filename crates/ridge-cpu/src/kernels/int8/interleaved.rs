@@ -9,11 +9,11 @@ use std::marker::PhantomData;
 use ridge_graph::format::{E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN};
 
 use super::eight::{
-    self, EIGHT, Floats, Words, and, as_floats, equal_bytes, float, halves, left, left_by, mul, negate, or, right,
-    right_by, right_signed, shuffle_bytes, splat, splat_bytes, sub, table, xor,
+    self, Floats, Words, and, as_floats, equal_bytes, float, halves, left, left_by, mul, negate, or, right, right_by,
+    right_signed, shuffle_bytes, splat, splat_bytes, sub, table, xor,
 };
 use super::rows::EightRows;
-use super::scale::{Above, GROUP};
+use super::scale::{Above, EIGHT, GROUP};
 
 /// A group of K, or the first part of one, of 8 rows.
 #[repr(C, align(64))]

@@ -16,8 +16,9 @@ use std::arch::aarch64::{
 use std::ops::Range;
 
 use super::columns::{self, ABREAST, Multiply, OfX};
-use super::eight::{EIGHT, Floats};
+use super::eight::Floats;
 use super::interleaved::{Interleaved, InterleavedCodes};
+use super::scale::EIGHT;
 use super::weight::CodeWeight;
 use super::x::ActivationCodes;
 use crate::simd::{self, sdot_lane, smmla};

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::eight::{self, EIGHT, Words, left_by, or, right_by};
-use super::scale::SIDE;
+use super::eight::{self, Words, left_by, or, right_by};
+use super::scale::{EIGHT, SIDE};
 use crate::interleave::Line;
 
 /// Eight rows from a block on.

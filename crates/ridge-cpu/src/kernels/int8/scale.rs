@@ -13,6 +13,10 @@ pub(crate) const SUMMED: usize = 16;
 /// Rows of x, and of the weight, of a matrix tile.
 pub(crate) const SIDE: usize = 16;
 
+/// Rows of a weight that are the lanes of vectors where they are taken apart.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) const EIGHT: usize = 8;
+
 /// Rows of the weight that are multiplied together.
 pub(crate) const COLUMNS: usize = 2 * SIDE;
 

@@ -9,30 +9,18 @@
 mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-
-use std::ops::Range;
+mod weight;
 
 use half::bf16;
 
 use super::tile::Tile;
-use crate::interleave::{self, Line};
+use crate::interleave::Line;
 use crate::simd;
+pub(super) use weight::PairedWeight;
+use weight::{DEPTH, LANES};
 
 /// Columns of a tile: two groups of interleaved rows.
 pub(super) const COLUMNS: usize = 2 * LANES;
-
-/// Columns whose rows of the weight are interleaved.
-const LANES: usize = interleave::ROWS;
-
-/// Elements of K whose products are added up before they are added to the total: the weights of a tile are then 16 KiB.
-const DEPTH: usize = 256;
-
-/// A weight `[N, K]`.
-#[derive(Clone, Copy)]
-pub(super) enum PairedWeight<'a> {
-    Rows(&'a [bf16]),
-    Interleaved(&'a [Line]),
-}
 
 /// Lines of weights that [`run`] works in: where they are interleaved, NEON brings them into another order for many rows of x.
 pub(super) fn room(is_interleaved: bool) -> usize {
@@ -78,32 +66,10 @@ pub(super) fn run(tile: &Tile, w: PairedWeight<'_>, x: &[bf16], room: &mut [Line
     }
 }
 
-/// Elements `depth` of up to 16 rows of the weight as lines; rows that are not there are zeros.
-fn interleave_rows(w: &[bf16], inner: usize, rows: Range<usize>, depth: &Range<usize>, to: &mut [Line]) {
-    let to = &mut to[..depth.len().div_ceil(2)];
-    if rows.len() < LANES {
-        to.fill([0; LANES]);
-    }
-    for (lane, row) in rows.take(LANES).enumerate() {
-        let row = &w[row * inner..][depth.clone()];
-        let (pairs, rest) = row.as_chunks::<2>();
-        let mut to = to.iter_mut();
-        for ([first, second], line) in pairs.iter().zip(&mut to) {
-            line[lane] = pair(*first, *second);
-        }
-        if let (Some(last), Some(line)) = (rest.first(), to.next()) {
-            line[lane] = pair(*last, bf16::ZERO);
-        }
-    }
-}
-
-/// Two elements as a word, the first in its lower half.
-fn pair(first: bf16, second: bf16) -> u32 {
-    u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::interleave::Interleaving;
 

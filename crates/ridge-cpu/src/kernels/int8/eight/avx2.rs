@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_ps, _mm256_xor_si256,
 };
 
-use super::EIGHT;
+use super::super::scale::EIGHT;
 
 pub(in crate::kernels::int8) type Words = __m256i;
 pub(in crate::kernels::int8) type Floats = __m256;

@@ -10,7 +10,7 @@ use std::arch::aarch64::{
     vzip2q_u64,
 };
 
-use super::EIGHT;
+use super::super::scale::EIGHT;
 use crate::simd::halves_to_floats;
 
 pub(in crate::kernels::int8) type Words = [uint32x4_t; 2];

@@ -12,7 +12,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::super::tile::Tile;
-use super::{DEPTH, LANES, PairedWeight, interleave_rows, pair};
+use super::weight::{DEPTH, LANES, PairedWeight, interleave_rows, pair};
 use crate::interleave::{AHEAD, Interleaving, Line};
 use crate::simd;
 

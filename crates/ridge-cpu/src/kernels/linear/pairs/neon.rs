@@ -13,7 +13,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::super::tile::Tile;
-use super::{DEPTH, LANES, PairedWeight, interleave_rows};
+use super::weight::{DEPTH, LANES, PairedWeight, interleave_rows};
 use crate::interleave::{AHEAD, Interleaving, Line};
 use crate::simd::{self, bfmmla};
 
