@@ -162,12 +162,12 @@ fn best() -> Isa {
     {
         use std::arch::is_aarch64_feature_detected;
 
-        return match is_aarch64_feature_detected!("dotprod") {
+        match is_aarch64_feature_detected!("dotprod") {
             false => Isa::Neon,
             true if !is_aarch64_feature_detected!("i8mm") => Isa::NeonDotprod,
             true if !is_aarch64_feature_detected!("bf16") => Isa::NeonI8mm,
             true => Isa::NeonBf16,
-        };
+        }
     }
     #[cfg(not(target_arch = "aarch64"))]
     Isa::Portable
