@@ -19,6 +19,7 @@ use ridge_runtime::{Bucket, Compiled, MemoryLedger, MemoryOwner, Result, Session
 use crate::backend::{Cpu, CpuOptions};
 use crate::bytes::{cast, view};
 use crate::memory::AlignedMemory;
+#[cfg(target_arch = "x86_64")]
 use crate::simd::{Isa, isa};
 
 /// Least bytes that are read between two meetings of the threads.
@@ -125,15 +126,15 @@ fn busy(best: Seconds, median: Seconds) -> &'static str {
 /// The sum of all words. With loads written out where the instruction set is known: compilers turn the plain loop into
 /// gathers on some, which read a tenth of what memory gives.
 fn sum(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
     match isa() {
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` found the features on this machine.
-        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe { sum_avx512(words) },
-        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe { return sum_avx512(words) },
         // SAFETY: `isa` found the features on this machine.
-        Isa::Avx2 | Isa::AvxVnni => unsafe { sum_avx2(words) },
-        Isa::Portable => sum_portable(words),
+        Isa::Avx2 | Isa::AvxVnni => unsafe { return sum_avx2(words) },
+        Isa::Portable => {}
     }
+    sum_portable(words)
 }
 
 /// Words of four cache lines, which are added to as many partial sums, to keep the loads going.

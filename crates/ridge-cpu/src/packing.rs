@@ -1,8 +1,8 @@
 //! The layouts that weights are repacked in when they are loaded, as kernels' offers name them.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use ridge_graph::format::BlockFormat;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use ridge_graph::with_block_format;
 use ridge_graph::{DType, FormatRef, Type};
 
@@ -20,12 +20,15 @@ pub(crate) enum Packing {
     #[cfg(target_arch = "x86_64")]
     Tiles,
     /// 16 rows word by word (`interleave.rs`), in blocks of so many elements and bytes.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 has weights so"))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "only AVX-512 and NEON have weights so")
+    )]
     Words([usize; 2]),
 }
 
 /// Elements and bytes of a block of `format`.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn block(format: &FormatRef) -> Option<[usize; 2]> {
     with_block_format!(format.name(), B => Some([B::ELEMENTS, B::BYTES]), _ => None)
 }
@@ -58,6 +61,12 @@ impl Packing {
             (Isa::Avx512Bf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Vnni | Isa::Avx512Bf16, Some(format), _) => block(format).map(Self::Words),
+            #[cfg(target_arch = "aarch64")]
+            (Isa::NeonBf16, None, DType::BF16) => Some(Self::Words([1, 2])),
+            #[cfg(target_arch = "aarch64")]
+            (Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16, Some(format), _) => {
+                block(format).map(Self::Words)
+            }
             _ => None,
         }
     }

@@ -9,13 +9,14 @@ const ABREAST: usize = 2;
 
 vectorised! {
     /// `c`, rows of `stride` elements, is `factor` times the product of a panel of A of `rows` lines and one of B of `columns`
-    /// lines (8, 16 or 32), of `steps` steps.
+    /// lines (8, 12, 16 or 32), of `steps` steps.
     pub(super) fn multiply(steps: usize, a: &[u32], rows: usize, b: &[u32], columns: usize, c: &mut [f32], stride: usize, factor: f32) {
         match columns {
             32 => tile::<32, FMA>(steps, a, rows, b, c, stride, factor),
             16 => tile::<16, FMA>(steps, a, rows, b, c, stride, factor),
+            12 => tile::<12, FMA>(steps, a, rows, b, c, stride, factor),
             8 => tile::<8, FMA>(steps, a, rows, b, c, stride, factor),
-            _ => unreachable!("panels of B have 8, 16 or 32 columns"),
+            _ => unreachable!("panels of B have 8, 12, 16 or 32 columns"),
         }
     }
 }

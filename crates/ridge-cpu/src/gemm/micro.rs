@@ -27,6 +27,8 @@ impl Micro {
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => (12, 32),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => (6, 16),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16 => (neon::ROWS, neon::COLUMNS),
             Isa::Portable => (4, 8),
         };
         Self { rows, columns, words, isa }
@@ -53,6 +55,14 @@ impl Micro {
             Isa::Avx2 | Isa::AvxVnni => unsafe {
                 x86::narrow(steps, a.as_ptr().cast(), b.as_ptr().cast(), c.as_mut_ptr(), stride, add);
             },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16 => unsafe {
+                match self.words {
+                    Words::F32 => neon::floats(steps, a.as_ptr(), b.as_ptr(), c.as_mut_ptr(), stride, add),
+                    Words::Pairs => neon::pairs(steps, a.as_ptr(), b.as_ptr(), c.as_mut_ptr(), stride, add),
+                }
+            },
             Isa::Portable => portable(steps, [a, b], c, stride, add),
         }
     }
@@ -66,7 +76,9 @@ pub(super) fn pairs_available() -> bool {
         Isa::Amx => is_x86_feature_detected!("avx512bf16"),
         _ => false,
     };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    return simd::isa() == Isa::NeonBf16;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     false
 }
 
@@ -90,6 +102,9 @@ fn portable(steps: usize, [a, b]: [&[u32]; 2], c: &mut [f32], stride: usize, add
         c[r * stride..][..8].copy_from_slice(sums);
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {

@@ -12,8 +12,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod columns;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod eight;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod interleaved;
 mod lanes;
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod rows;
 mod scale;
 #[cfg(target_arch = "x86_64")]
@@ -54,6 +62,9 @@ fn past<B: avx512::OneRow>(
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+use neon::multiply as past;
+
 /// How the blocks of `format` are codes, if they are.
 pub(super) fn codes(format: &FormatRef) -> Option<WeightCodes> {
     with_block_format!(format.name(), B => {
@@ -65,7 +76,7 @@ pub(super) fn codes(format: &FormatRef) -> Option<WeightCodes> {
             read: read::<B>,
             #[cfg(target_arch = "x86_64")]
             unpack: unpack::unpack::<B>,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             stream: past::<B>,
         })
     }, _ => None)
@@ -87,7 +98,9 @@ pub(super) fn room(x: &CodeLayout) -> usize {
         #[cfg(target_arch = "x86_64")]
         CodeMultiplier::Tiles => tiles::room(x),
         #[cfg(target_arch = "x86_64")]
-        CodeMultiplier::Stream => stream::room().max(avx2::room()).max(avx512::room(x)),
+        CodeMultiplier::Stream => stream::room().max(columns::room()).max(avx512::room(x)),
+        #[cfg(target_arch = "aarch64")]
+        CodeMultiplier::Stream => columns::room(),
         CodeMultiplier::Lanes => 0,
     }
 }
@@ -104,7 +117,7 @@ pub(super) fn multiply(
     match x.layout.by {
         #[cfg(target_arch = "x86_64")]
         CodeMultiplier::Tiles => tiles::multiply(weight, rows, x, room, out),
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         CodeMultiplier::Stream => (weight.codes.stream)(weight, rows, x, room, out),
         CodeMultiplier::Lanes => {
             let _ = room;

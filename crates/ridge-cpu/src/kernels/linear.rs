@@ -12,7 +12,7 @@
 
 mod by_codes;
 mod in_lanes;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod in_pairs;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
@@ -21,7 +21,7 @@ mod on_panels;
 mod on_tiles;
 #[cfg(target_arch = "x86_64")]
 mod one_row;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod pairs;
 pub(super) mod source;
 pub(super) mod tile;
@@ -140,11 +140,11 @@ fn on_tiles(x: &OperandType, weights: &[OperandType]) -> bool {
 }
 
 /// Rows of x that weights in first-level cache are multiplied by, at most: their codes stay in second-level cache.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const PAIRED_ROWS: usize = 128;
 
 /// Products of x of bf16 by plain weights of bf16 are those of pairs, where there are instructions for them and no tiles.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn in_pairs(x: &OperandType, weights: &[OperandType]) -> bool {
     let plain = |w: &OperandType| w.format.is_none() && w.dtype == DType::BF16;
     pairs::available() && x.dtype == DType::BF16 && x.last() > 0 && weights.iter().all(plain)
@@ -188,9 +188,9 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     #[cfg(target_arch = "x86_64")]
     let (tile, row_block) =
         if on_tiles { (amx::COLUMNS, amx::rows_together(x.dtype, rows)) } else { (tile, row_block) };
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     let in_pairs = by_codes.is_none() && in_pairs(x, &spec.inputs[first + 1..][..count]);
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     let (tile, row_block) = if in_pairs { (pairs::COLUMNS, PAIRED_ROWS) } else { (tile, row_block) };
     let (tile, row_block) =
         if by_codes.is_some() { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
@@ -225,10 +225,14 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
         (false, true) => 0.008,
         (false, false) => nanos_per_mac,
     };
+    #[cfg(target_arch = "aarch64")]
+    let nanos_per_mac = if in_pairs { 0.008 } else { nanos_per_mac };
     let nanos_per_mac = match (by_codes.is_some(), int8::by(rows)) {
         (false, _) => nanos_per_mac,
         #[cfg(target_arch = "x86_64")]
-        (true, int8::CodeMultiplier::Tiles | int8::CodeMultiplier::Stream) => 0.0015,
+        (true, int8::CodeMultiplier::Tiles) => 0.0015,
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        (true, int8::CodeMultiplier::Stream) => 0.0015,
         (true, int8::CodeMultiplier::Lanes) => 0.01,
     };
     let nanos = (macs * nanos_per_mac).max(bytes * nanos_per_byte) + columns as f64;
@@ -249,7 +253,7 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
         takes_panels,
         by_codes,
         scales_of_x,
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         in_pairs,
         #[cfg(target_arch = "x86_64")]
         by_one_row,
@@ -277,7 +281,7 @@ impl CpuKernel for LinearKernel {
         if self.on_tiles {
             return if self.packed { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         if self.in_pairs {
             return None;
         }
@@ -306,7 +310,7 @@ impl CpuKernel for LinearKernel {
             }
             return self.run_on_tiles(io, pieces, scratch);
         }
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         if self.in_pairs {
             return self.run_in_pairs(io, pieces, scratch);
         }

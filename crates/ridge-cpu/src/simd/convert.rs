@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 use half::{bf16, f16};
 use ridge_graph::DType;
 
-use super::{LANES, vectorised};
+use super::{LANES, Vector, vector_of, vectorised};
 use crate::bytes::Pod;
 use crate::io::{KernelIo, KernelOutput};
 
@@ -19,6 +19,27 @@ pub(crate) trait Element: Pod {
     fn widen(self) -> f32;
     /// The nearest, ties to even.
     fn narrow(x: f32) -> Self;
+    /// The values of a vector's worth of elements.
+    #[inline(always)]
+    fn widen_lanes(from: &[Self; LANES]) -> [f32; LANES] {
+        let mut to = [0.0; LANES];
+        for i in 0..LANES {
+            to[i] = from[i].widen();
+        }
+        to
+    }
+    /// As [`Element::widen_lanes`], into registers.
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        vector_of(&Self::widen_lanes(from))
+    }
+    /// The nearest elements of a vector's worth of values.
+    #[inline(always)]
+    fn narrow_lanes(from: &[f32; LANES], to: &mut [Self; LANES]) {
+        for i in 0..LANES {
+            to[i] = Self::narrow(from[i]);
+        }
+    }
     /// A vector's worth of values.
     ///
     /// # Safety
@@ -113,6 +134,11 @@ impl Element for bf16 {
         let nan = bits & 0x7fff_ffff > 0x7f80_0000;
         Self::from_bits((if nan { quiet } else { rounded } >> 16) as u16)
     }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        super::neon::widen_bf16(from)
+    }
     #[cfg(target_arch = "x86_64")]
     fn as_bf16(of: &[Self]) -> Option<&[Self]> {
         Some(of)
@@ -135,6 +161,22 @@ impl Element for f16 {
     fn narrow(x: f32) -> Self {
         let code = narrow_small::<10, 15>(x, 0x7bff, 0x7c00, 0x7e00);
         Self::from_bits((code | ((x.to_bits() >> 16) & 0x8000)) as u16)
+    }
+    /// By instructions, which every processor of AArch64 has.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_lanes(from: &[Self; LANES]) -> [f32; LANES] {
+        super::lanes_of(super::neon::widen_f16(from))
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        super::neon::widen_f16(from)
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn narrow_lanes(from: &[f32; LANES], to: &mut [Self; LANES]) {
+        super::neon::narrow_f16(from, to);
     }
 }
 
@@ -167,6 +209,11 @@ impl Element for i8 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from(self)
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn widen_to_vector(from: &[Self; LANES]) -> Vector {
+        super::neon::widen_i8(from)
     }
     #[cfg(target_arch = "x86_64")]
     fn as_codes(of: &[Self]) -> Option<&[i8]> {
@@ -217,17 +264,17 @@ pub(crate) use with_element;
 /// The values of a vector's worth of elements.
 #[inline(always)]
 pub(crate) fn widen_lanes<T: Element>(from: &[T; LANES]) -> [f32; LANES] {
-    let mut to = [0.0; LANES];
-    for i in 0..LANES {
-        to[i] = from[i].widen();
-    }
-    to
+    T::widen_lanes(from)
 }
 
 vectorised! {
     /// The values of `from`.
     pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
-        for (t, x) in to.iter_mut().zip(from) {
+        let ((from, rest), (to, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = T::widen_lanes(from);
+        }
+        for (t, x) in to_rest.iter_mut().zip(rest) {
             *t = x.widen();
         }
     }
@@ -236,9 +283,18 @@ vectorised! {
 vectorised! {
     /// `from`, rounded.
     pub(crate) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
-        for (t, x) in to.iter_mut().zip(from) {
-            *t = T::narrow(*x);
-        }
+        narrow_all(from, to);
+    }
+}
+
+#[inline(always)]
+fn narrow_all<T: Element>(from: &[f32], to: &mut [T]) {
+    let ((from, rest), (to, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+    for (to, from) in to.iter_mut().zip(from) {
+        T::narrow_lanes(from, to);
+    }
+    for (t, x) in to_rest.iter_mut().zip(rest) {
+        *t = T::narrow(*x);
     }
 }
 
@@ -363,9 +419,7 @@ vectorised! {
             let at = at + i * stride;
             // SAFETY: passed on to the caller.
             let out = unsafe { out.part(at..at + width) };
-            for (to, x) in out.iter_mut().zip(values) {
-                *to = T::narrow(*x);
-            }
+            narrow_all(values, out);
         }
     }
 }
@@ -392,49 +446,4 @@ pub(crate) fn round(dtype: DType, values: &mut [f32]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use ridge_graph::{f8e4m3_to_f64, f8e5m2_to_f64};
-
-    fn same(a: f32, b: f64) -> bool {
-        a.is_nan() == b.is_nan() && (b.is_nan() || f64::from(a) == b && a.is_sign_negative() == b.is_sign_negative())
-    }
-
-    #[test]
-    fn every_code_of_16_and_8_bits_widens_to_its_value() {
-        for bits in 0..=u16::MAX {
-            assert!(same(f16::from_bits(bits).widen(), f16::from_bits(bits).to_f64()), "f16 {bits:#x}");
-            assert!(same(bf16::from_bits(bits).widen(), bf16::from_bits(bits).to_f64()), "bf16 {bits:#x}");
-        }
-        for bits in 0..=u8::MAX {
-            assert!(same(E4M3(bits).widen(), f8e4m3_to_f64(bits)), "e4m3 {bits:#x}");
-            assert!(same(E5M2(bits).widen(), f8e5m2_to_f64(bits)), "e5m2 {bits:#x}");
-        }
-    }
-
-    fn check<T: Element>(x: f32, wanted: f64) {
-        let got = T::narrow(x).widen();
-        assert!(same(got, wanted), "{} {x:e} ({:#x}) as {got:e}", std::any::type_name::<T>(), x.to_bits());
-    }
-
-    #[test]
-    fn narrowing_rounds_as_the_dtypes_define() {
-        let mut rng = ridge_graph::sample::Rng::new(1);
-        let random = (0..200_000).map(|_| f32::from_bits(rng.bits() as u32));
-        // Each code's value, halfway to its neighbours, and just beside those.
-        let edges = (0..=u16::MAX).flat_map(|b| {
-            let bits = u32::from(b) << 16;
-            [0, 1, 0x7fff, 0x8000, 0x8001].map(|low| f32::from_bits(bits | low))
-        });
-        let halves = (0..=u16::MAX).flat_map(|b| {
-            let bits = f16::from_bits(b).to_f32().to_bits();
-            [0, 0xfff, 0x1000, 0x1001].map(|low| f32::from_bits(bits | low))
-        });
-        for x in random.chain(edges).chain(halves) {
-            check::<bf16>(x, bf16::from_f32(x).to_f64());
-            check::<f16>(x, f16::from_f32(x).to_f64());
-            check::<E4M3>(x, DType::F8E4M3.round(f64::from(x)));
-            check::<E5M2>(x, DType::F8E5M2.round(f64::from(x)));
-        }
-    }
-}
+mod tests;

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use super::amx;
 
 /// Instruction sets that loops are compiled for, each with all before it, but that AVX-512 need not have AVX-VNNI and
-/// matrix tiles need no pairs of bf16.
+/// matrix tiles need no pairs of bf16. Every AArch64 processor has NEON; without a level of it, loops are those that compilers
+/// make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
     Portable,
@@ -26,6 +27,18 @@ pub(crate) enum Isa {
     /// And matrix tiles of bf16 and of bytes.
     #[cfg(target_arch = "x86_64")]
     Amx,
+    /// Vectors of 128 bits, and products of 8-bit integers as 16-bit ones.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// And products of four 8-bit integers (`sdot`).
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
+    /// And products of matrices of 8-bit integers (`smmla`).
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
+    /// And products of matrices and of pairs of bf16 (`bfmmla`, `bfdot`).
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16,
 }
 
 impl Isa {
@@ -56,6 +69,14 @@ impl Isa {
         Self::Avx512Bf16,
         #[cfg(target_arch = "x86_64")]
         Self::Amx,
+        #[cfg(target_arch = "aarch64")]
+        Self::Neon,
+        #[cfg(target_arch = "aarch64")]
+        Self::NeonDotprod,
+        #[cfg(target_arch = "aarch64")]
+        Self::NeonI8mm,
+        #[cfg(target_arch = "aarch64")]
+        Self::NeonBf16,
     ];
 
     /// The one of this name.
@@ -79,6 +100,14 @@ impl Isa {
             Self::Avx512Bf16 => "avx512_bf16",
             #[cfg(target_arch = "x86_64")]
             Self::Amx => "amx",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => "neon_dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => "neon_i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => "neon_bf16",
         }
     }
 }
@@ -129,10 +158,23 @@ fn best() -> Isa {
             return if is_x86_feature_detected!("avxvnni") { Isa::AvxVnni } else { Isa::Avx2 };
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    {
+        use std::arch::is_aarch64_feature_detected;
+
+        match is_aarch64_feature_detected!("dotprod") {
+            false => Isa::Neon,
+            true if !is_aarch64_feature_detected!("i8mm") => Isa::NeonDotprod,
+            true if !is_aarch64_feature_detected!("bf16") => Isa::NeonI8mm,
+            true => Isa::NeonBf16,
+        }
+    }
+    #[cfg(not(target_arch = "aarch64"))]
     Isa::Portable
 }
 
-/// Defines a function whose body is compiled once for each [`Isa`] and dispatched at the call. Inside, `FMA` says
+/// Defines a function whose body is compiled once for each [`Isa`] of x86-64 and dispatched at the call; on AArch64 once, with
+/// NEON. Inside, `FMA` says
 /// whether `mul_add` is one instruction ([`fma`] uses it), and `WIDE` whether there are 32 registers of [`LANES`].
 macro_rules! vectorised {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident: $bound:path),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
@@ -147,12 +189,13 @@ macro_rules! vectorised {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2<$($($g: $bound),*)?>($($arg: $ty),*) $(-> $ret)? { generic::<$($($g,)*)? true, false>($($arg),*) }
+            #[cfg(not(target_arch = "x86_64"))]
+            return generic::<$($($g,)*)? { cfg!(target_arch = "aarch64") }, false>($($arg),*);
+            #[cfg(target_arch = "x86_64")]
             match $crate::simd::isa() {
-                $crate::simd::Isa::Portable => generic::<$($($g,)*)? { cfg!(target_arch = "aarch64") }, false>($($arg),*),
-                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Portable => generic::<$($($g,)*)? false, false>($($arg),*),
                 // SAFETY: `isa` found the features on this machine.
                 $crate::simd::Isa::Avx2 | $crate::simd::Isa::AvxVnni => unsafe { avx2 $(::<$($g),*>)? ($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
                 $crate::simd::Isa::Avx512 | $crate::simd::Isa::Avx512Vnni | $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },
             }

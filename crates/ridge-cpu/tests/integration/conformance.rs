@@ -101,6 +101,9 @@ with_instruction_sets! {
     every_op_conforms_with_avx512: "avx512",
     every_op_conforms_with_avx512_vnni: "avx512_vnni",
     every_op_conforms_with_avx512_bf16: "avx512_bf16",
+    every_op_conforms_with_neon: "neon",
+    every_op_conforms_with_neon_dotprod: "neon_dotprod",
+    every_op_conforms_with_neon_i8mm: "neon_i8mm",
 }
 
 #[test]

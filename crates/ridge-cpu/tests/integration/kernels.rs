@@ -140,4 +140,7 @@ with_instruction_sets! {
     products_agree_with_avx_vnni: "avx_vnni",
     products_agree_with_avx512: "avx512",
     products_agree_with_avx512_vnni: "avx512_vnni",
+    products_agree_with_neon: "neon",
+    products_agree_with_neon_dotprod: "neon_dotprod",
+    products_agree_with_neon_i8mm: "neon_i8mm",
 }

@@ -6,7 +6,14 @@ use std::process::{Command, Output};
 /// Gives whether all of them passed, and what was printed.
 pub(crate) fn rerun(tests: &[&str], (name, value): (&str, &str)) -> (bool, String) {
     let binary = std::env::current_exe().expect("tests have a binary");
-    let mut command = Command::new(binary);
+    // What runs binaries of a foreign architecture, as cargo was told.
+    let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
+    let runner = std::env::var(runner).unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    let mut command = words.next().map_or_else(|| Command::new(&binary), Command::new);
+    if !runner.trim().is_empty() {
+        command.args(words).arg(&binary);
+    }
     let Output { status, stdout, stderr } = command
         .arg("--exact")
         .args(tests)

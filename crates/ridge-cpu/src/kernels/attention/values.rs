@@ -4,7 +4,7 @@
 
 use super::kernel::SPAN;
 use crate::kernels::linear::source::{Lanes, start};
-use crate::simd::{Element, LANES, fma, vectorised, widen_lanes};
+use crate::simd::{Element, LANES, Vector, add_weighed, lanes_of, vector_of, vectorised};
 
 /// Sums that a row keeps of each vector, key `i` of a span going to sum `i % chains`: narrow heads would otherwise wait
 /// for one addition after another.
@@ -91,10 +91,12 @@ fn block<T: Element, const R: usize, const V: usize, const C: usize, const WHOLE
     let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[(row + r) * SPAN..][..run.keys]);
     // Chain `c` here is that of the keys which are `c` after the first.
     let place = |r: usize, c: usize| ((row + r) * C + (run.first + c) % C) * vectors + vector;
-    let mut acc = [[[[0f32; LANES]; V]; C]; R];
+    let mut acc: [[[Vector; V]; C]; R] = [[[vector_of(&[0.0; LANES]); V]; C]; R];
     for r in 0..R {
         for c in 0..C {
-            acc[r][c].copy_from_slice(&sums[place(r, c)..][..V]);
+            for (acc, sum) in acc[r][c].iter_mut().zip(&sums[place(r, c)..][..V]) {
+                *acc = vector_of(sum);
+            }
         }
     }
     for from in (0..run.keys).step_by(C) {
@@ -105,19 +107,21 @@ fn block<T: Element, const R: usize, const V: usize, const C: usize, const WHOLE
             }
             for v in 0..V {
                 let at = &run.values[key * run.dim + (vector + v) * LANES..];
-                let lanes = if WHOLE { widen_lanes(at.first_chunk().expect("the run is whole")) } else { start(at) };
+                let lanes = match WHOLE {
+                    true => T::widen_to_vector(at.first_chunk().expect("the run is whole")),
+                    false => vector_of(&start(at)),
+                };
                 for r in 0..R {
-                    let weight = weights[r][key];
-                    for i in 0..LANES {
-                        acc[r][c][v][i] = fma::<FMA>(weight, lanes[i], acc[r][c][v][i]);
-                    }
+                    add_weighed::<FMA>(&mut acc[r][c][v], weights[r][key], &lanes);
                 }
             }
         }
     }
     for r in 0..R {
         for c in 0..C {
-            sums[place(r, c)..][..V].copy_from_slice(&acc[r][c]);
+            for (sum, acc) in sums[place(r, c)..][..V].iter_mut().zip(acc[r][c]) {
+                *sum = lanes_of(acc);
+            }
         }
     }
     R

@@ -1,55 +1,27 @@
-//! Products of codes by vector instructions of AVX2 that multiply bytes and add pairs: 8 rows of the weight are the lanes,
-//! so no sum crosses them, and what was taken apart serves all rows of x while it is in first-level cache.
+//! Products of codes by vector instructions of AVX2 that multiply bytes and add pairs, for `columns.rs`.
 //!
 //! Codes of weights are taken as bytes that are not negative, above what they are; what that adds to each sum is taken
 //! away from it as a float, exactly: sums are below 2^24. Pairs of products are added up as 16-bit integers as long as
 //! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `stream.rs` adds
 //! them, to the same bits.
 //!
-//! Floor: every block read once (decode); for 4 elements of 8 rows a multiplication and an addition (prompts).
+//! Floor: for 4 elements of 8 rows a multiplication and an addition.
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32,
-    _mm256_dpbusd_epi32, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_loadu_ps,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps, _mm256_xor_si256,
+    _mm256_dpbusd_epi32, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_setzero_si256, _mm256_sign_epi8, _mm256_xor_si256,
 };
 use std::ops::Range;
 
-use super::rows::{BlockPointers, EIGHT, EightRows};
-use super::scale::{COLUMNS, GROUP, SUMMED};
+use super::columns::{self, ABREAST, Multiply, OfX};
+use super::interleaved::{Interleaved, InterleavedCodes};
+use super::scale::EIGHT;
 use super::weight::CodeWeight;
-use super::x::{ActivationCodes, FEW};
-use crate::bytes::cast;
+use super::x::ActivationCodes;
 use crate::simd;
-
-mod unpack;
-
-use unpack::InterleavedCodes;
-pub(super) use unpack::{Interleaved, InterleavedPlace};
-
-/// Rows of x that share a load of the weight's codes.
-const ABREAST: usize = 4;
-
-/// Sums of x's codes over what shares a scale.
-type OfX = [f32; GROUP / SUMMED];
-
-/// Memory to work in.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-struct Avx2Room {
-    unpacked: [InterleavedCodes; COLUMNS / EIGHT],
-    of_x: [OfX; ABREAST],
-}
-
-// SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
-unsafe impl crate::bytes::Pod for Avx2Room {}
-
-/// Bytes that [`multiply`] works in.
-pub(super) fn room() -> usize {
-    size_of::<Avx2Room>()
-}
 
 /// The products of `rows` of the weight with the rows of `x`, one row of x after another.
 pub(super) fn multiply<B: Interleaved>(
@@ -63,143 +35,12 @@ pub(super) fn multiply<B: Interleaved>(
     unsafe {
         match simd::isa() {
             simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 | simd::Isa::Amx => {
-                multiply_by::<B, FoursOfAvx512>(weight, rows, x, room, out);
+                columns::multiply::<B, FoursOfAvx512>(weight, rows, x, room, out);
             }
-            simd::Isa::AvxVnni => multiply_by::<B, Fours>(weight, rows, x, room, out),
+            simd::Isa::AvxVnni => columns::multiply::<B, Fours>(weight, rows, x, room, out),
             isa => {
                 assert!(isa >= simd::Isa::Avx2);
-                multiply_by::<B, Pairs>(weight, rows, x, room, out);
-            }
-        }
-    }
-}
-
-/// As [`multiply`].
-///
-/// # Safety
-/// There are the instructions of `M`.
-unsafe fn multiply_by<B: Interleaved, M: Multiply>(
-    weight: &CodeWeight<'_>,
-    rows: Range<usize>,
-    x: &ActivationCodes<'_>,
-    room: &mut [u8],
-    out: &mut [f32],
-) {
-    let room = &mut cast::<Avx2Room>(room)[0];
-    assert!(weight.interleaved.is_none() && rows.end * weight.stride() <= weight.data.len());
-    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
-    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
-    let width = rows.len();
-    let out = &mut out[..x.layout.rows * width];
-    out.fill(0.0);
-    // Few rows of x wait for memory, which is read as few rows of the weight at a time as possible.
-    let together = if x.layout.rows > FEW { COLUMNS } else { EIGHT };
-    for first in rows.clone().step_by(together) {
-        let these = first..(first + together).min(rows.end);
-        // SAFETY: by the caller's promise, and rows are inside of the weight.
-        unsafe { columns::<B, M>(weight, &these, x, room, &mut out[first - rows.start..], width) };
-    }
-}
-
-/// Adds the products of at most [`COLUMNS`] rows of the weight to `out`, of which every `width`th is of the same one.
-///
-/// # Safety
-/// There are the instructions of `M`, and rows are inside of the weight.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn columns<B: Interleaved, M: Multiply>(
-    weight: &CodeWeight<'_>,
-    rows: &Range<usize>,
-    x: &ActivationCodes<'_>,
-    room: &mut Avx2Room,
-    out: &mut [f32],
-    width: usize,
-) {
-    let stride = weight.stride();
-    let groups = x.layout.groups();
-    for group in 0..groups {
-        // A share of the next rows, which lie behind these.
-        let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
-        simd::fetch_share(end, rows.len() * stride, group, groups);
-        let elements = weight.elements(group);
-        let from = weight.codes.bytes(elements.start);
-        for (first, to) in rows.clone().step_by(EIGHT).zip(&mut room.unpacked) {
-            let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
-            for block in 0..elements.len() / B::ELEMENTS {
-                // SAFETY: blocks are inside of their rows, which are inside of the weight.
-                unsafe { B::unpack(of_rows.after(block * B::BYTES), InterleavedPlace::new::<B>(to, block)) };
-            }
-        }
-        let part = Part { group, elements, rows, width };
-        let mut row = 0;
-        while row < x.layout.rows {
-            // SAFETY: what is multiplied was unpacked just now.
-            unsafe {
-                if row + ABREAST <= x.layout.rows {
-                    abreast::<B, M, ABREAST>(&part, x, row, room, out);
-                    row += ABREAST;
-                } else {
-                    abreast::<B, M, 1>(&part, x, row, room, out);
-                    row += 1;
-                }
-            }
-        }
-    }
-}
-
-/// A group of K of some rows of the weight.
-struct Part<'a> {
-    group: usize,
-    elements: Range<usize>,
-    rows: &'a Range<usize>,
-    /// Floats from what is of one row of x to what is of the next.
-    width: usize,
-}
-
-/// Adds the products of a part that is unpacked with `N` rows of x from row `first` on.
-///
-/// # Safety
-/// There are the instructions of `M`.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn abreast<B: Interleaved, M: Multiply, const N: usize>(
-    part: &Part<'_>,
-    x: &ActivationCodes<'_>,
-    first: usize,
-    room: &mut Avx2Room,
-    out: &mut [f32],
-) {
-    // No closures within functions of arrays: those have not the instructions, so the closures would be called.
-    let (mut codes, mut scales): ([&[[i8; 4]]; N], _) = ([&[]; N], [0f32; N]);
-    for nth in 0..N {
-        let row = first + nth;
-        codes[nth] = x.codes(row)[part.elements.clone()].as_chunks().0;
-        scales[nth] = x.scales(row)[part.group];
-        let sums = &x.sums(row)[part.elements.start / SUMMED..part.elements.end / SUMMED];
-        for (of_x, sums) in room.of_x[nth].iter_mut().zip(sums.chunks_exact(B::GROUP / SUMMED)) {
-            *of_x = sums.iter().sum();
-        }
-    }
-    for (tile, unpacked) in room.unpacked.iter().enumerate().take(part.rows.len().div_ceil(EIGHT)) {
-        // SAFETY: by the caller's promise.
-        let sums = unsafe { M::products::<B, N>(unpacked, codes, &room.of_x) };
-        for nth in 0..N {
-            let to = &mut out[(first + nth) * part.width..][tile * EIGHT..];
-            let of_row = part.rows.len() - tile * EIGHT;
-            if of_row >= EIGHT {
-                let to: &mut [f32] = &mut to[..EIGHT];
-                // SAFETY: 8 floats.
-                unsafe {
-                    let total = _mm256_loadu_ps(to.as_ptr());
-                    let total = _mm256_fmadd_ps(sums[nth], _mm256_set1_ps(scales[nth]), total);
-                    _mm256_storeu_ps(to.as_mut_ptr(), total);
-                }
-            } else {
-                let mut lanes = [0f32; EIGHT];
-                // SAFETY: 8 floats.
-                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums[nth]) };
-                for (to, sum) in to.iter_mut().zip(&lanes[..of_row]) {
-                    *to = sum.mul_add(scales[nth], *to);
-                }
+                columns::multiply::<B, Pairs>(weight, rows, x, room, out);
             }
         }
     }
@@ -250,25 +91,12 @@ impl<'a, const N: usize> Operands<'a, N> {
     }
 }
 
-/// Instructions that multiply codes.
-trait Multiply {
-    /// What the products of 8 rows of the weight with `N` of x stand for but for the scales of x.
-    ///
-    /// # Safety
-    /// The instructions are there.
-    unsafe fn products<B: Interleaved, const N: usize>(
-        weights: &InterleavedCodes,
-        x: [&[[i8; 4]]; N],
-        of_x: &[OfX; ABREAST],
-    ) -> [__m256; N];
-}
-
 /// Implements [`Multiply`] by a function that sums the products of some words, and how much those are too large for each
 /// unit of what is multiplied.
 macro_rules! multiply {
     ($(#[$meta:meta])* $name:ident, $features:literal, $integers:ident, $above:expr) => {
         $(#[$meta])*
-        struct $name;
+        pub(super) struct $name;
 
         impl Multiply for $name {
             #[target_feature(enable = $features)]
@@ -367,6 +195,3 @@ macro_rules! in_fours {
 
 in_fours!(in_fours, "avx2,fma,f16c,avxvnni", _mm256_dpbusd_avx_epi32);
 in_fours!(in_fours_of_avx512, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", _mm256_dpbusd_epi32);
-
-#[cfg(test)]
-mod tests;

@@ -17,13 +17,15 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 mod one_row;
+mod rows;
 
 pub(super) use one_row::OneRow;
 use one_row::{ARRANGED, RowOfX};
+use rows::{SixteenRows, StridedRows};
 
-use super::avx2::{Interleaved, InterleavedPlace};
-use super::rows::{BlockPointers, EIGHT, EightRows, InterleavedRows, SixteenRows, StridedRows};
-use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
+use super::interleaved::{Interleaved, InterleavedPlace};
+use super::rows::{BlockPointers, EightRows, InterleavedRows};
+use super::scale::{COLUMNS, EIGHT, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, CodeLayout, FEW};
 use crate::bytes::cast;
@@ -36,7 +38,7 @@ const ABREAST: usize = 4;
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct WideCodes {
-    /// `Vectors::ABOVE` what they are: four of each row for each four elements.
+    /// [`Above::ABOVE`](super::scale::Above::ABOVE) what they are: four of each row for each four elements.
     codes: [[u8; 4 * SIDE]; GROUP / 4],
     /// For each 16 or 32 elements that share one.
     scales: [[f32; SIDE]; GROUP / SUMMED],
@@ -269,11 +271,11 @@ unsafe fn columns<B: Interleaved, const C: usize>(
 unsafe fn unpack<B: Interleaved>(rows: impl EightRows, elements: usize, to: &mut WideCodes, lane: usize) {
     for block in 0..elements / B::ELEMENTS {
         let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
-        let to = InterleavedPlace::<SIDE> {
-            codes: to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
-            scales: to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-            minima: to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-        };
+        let to = InterleavedPlace::<B, SIDE>::new(
+            to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
+            to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
+            to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
+        );
         // SAFETY: by the caller's promise, and `to` has room for eight lanes of a block.
         unsafe { B::unpack(rows.after(block * B::BYTES), to) };
     }

@@ -20,7 +20,7 @@ use ridge_graph::format::{
     BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
 };
 
-use super::scale::{GROUP, SIDE, SUMMED, apart};
+use super::scale::{Above, GROUP, SIDE, SUMMED, apart};
 
 /// The same blocks of up to 16 rows, of one group of K or the last part of one.
 pub(in crate::kernels) struct OfRows<'a> {
@@ -84,9 +84,7 @@ const fn places(order: &Order) -> Order {
 }
 
 /// A block format whose codes come in vectors.
-pub(in crate::kernels) trait Vectors: BlockFormat {
-    /// How much the bytes are above the codes.
-    const ABOVE: u8;
+pub(in crate::kernels) trait Vectors: Above {
     /// Which elements they are.
     const ORDER: Order;
     /// Where units of elements are, in order.
@@ -336,9 +334,8 @@ fn entries(table: &[i8; 16], above: u8, nibbles: [__m512i; 2]) -> [__m512i; 2] {
 
 /// Implements [`Vectors`] with functions that have AVX-512.
 macro_rules! vectors {
-    ($($format:ident: $above:literal, $order:ident, |$block:ident| $codes:expr $(, $scales:path)?;)*) => {
+    ($($format:ident: $order:ident, |$block:ident| $codes:expr $(, $scales:path)?;)*) => {
         $(impl Vectors for $format {
-            const ABOVE: u8 = $above;
             const ORDER: Order = $order;
 
             #[inline]
@@ -361,24 +358,24 @@ macro_rules! vectors {
 }
 
 vectors! {
-    Q8_0: 128, IN_ORDER, |block| {
+    Q8_0: IN_ORDER, |block| {
         let sign = _mm512_set1_epi8(-128);
         [0, 2, 4, 6].map(|nth| _mm512_xor_si512(two(block.add(nth * 34 + 2), 34), sign))
     }, at_the_front::<Q8_0>;
-    Q4_0: 8, HALVES, |block| join([0, 4].map(|nth| nibbles(four(block.add(nth * 18 + 2), 18)))), at_the_front::<Q4_0>;
-    Q4_1: 0, HALVES, |block| join([0, 4].map(|nth| nibbles(four(block.add(nth * 20 + 4), 20)))), at_the_front::<Q4_1>;
-    Q5_0: 16, HALVES, |block| join([0, 4].map(|nth| fifths(block.add(nth * 22 + 2), 22))), at_the_front::<Q5_0>;
-    Q5_1: 0, HALVES, |block| join([0, 4].map(|nth| fifths(block.add(nth * 24 + 4), 24))), at_the_front::<Q5_1>;
-    Iq4Nl: 128, HALVES, |block| {
+    Q4_0: HALVES, |block| join([0, 4].map(|nth| nibbles(four(block.add(nth * 18 + 2), 18)))), at_the_front::<Q4_0>;
+    Q4_1: HALVES, |block| join([0, 4].map(|nth| nibbles(four(block.add(nth * 20 + 4), 20)))), at_the_front::<Q4_1>;
+    Q5_0: HALVES, |block| join([0, 4].map(|nth| fifths(block.add(nth * 22 + 2), 22))), at_the_front::<Q5_0>;
+    Q5_1: HALVES, |block| join([0, 4].map(|nth| fifths(block.add(nth * 24 + 4), 24))), at_the_front::<Q5_1>;
+    Iq4Nl: HALVES, |block| {
         join([0, 4].map(|nth| entries(&UNEVEN, 128, nibbles(four(block.add(nth * 18 + 2), 18)))))
     }, at_the_front::<Iq4Nl>;
-    Iq4Xs: 128, HALVES, |block| {
+    Iq4Xs: HALVES, |block| {
         join([0, 1].map(|nth| entries(&UNEVEN, 128, nibbles(all(block.add(8 + 64 * nth))))))
     }, uneven_scales;
-    Mxfp4: 12, HALVES, |block| {
+    Mxfp4: HALVES, |block| {
         join([0, 4].map(|nth| entries(&E2M1, 12, nibbles(four(block.add(nth * 17 + 1), 17)))))
     };
-    Q2K: 0, QUARTERS, |block| {
+    Q2K: QUARTERS, |block| {
         let pairs = all(block.add(16));
         let two = |shifted| _mm512_and_si512(shifted, _mm512_set1_epi8(3));
         [
@@ -388,19 +385,19 @@ vectors! {
             two(_mm512_srli_epi16::<6>(pairs)),
         ]
     };
-    Q3K: 4, QUARTERS, |block| {
+    Q3K: QUARTERS, |block| {
         let (thirds, codes) = (twice(block), <Q2K as Vectors>::load(block.add(16)));
         let with = |nth: usize| with_bits(codes[nth], thirds, [nth as u32, nth as u32 + 4], 4);
         [with(0), with(1), with(2), with(3)]
     };
-    Q4K: 0, PAIRS, |block| join([16, 80].map(|at| nibbles(all(block.add(at))))), packed_scales;
-    Q5K: 0, PAIRS, |block| {
+    Q4K: PAIRS, |block| join([16, 80].map(|at| nibbles(all(block.add(at))))), packed_scales;
+    Q5K: PAIRS, |block| {
         let fifths = twice(block.add(16));
         let [a, b, c, d] = join([48, 112].map(|at| nibbles(all(block.add(at)))));
         let with = |codes, bits| with_bits(codes, fifths, bits, 16);
         [with(a, [0, 2]), with(b, [1, 3]), with(c, [4, 6]), with(d, [5, 7])]
     }, packed_scales;
-    Q6K: 32, IN_ORDER, |block| {
+    Q6K: IN_ORDER, |block| {
         let shifts = |low: i16, high: i16| {
             let high = _mm512_castsi512_si256(_mm512_set1_epi16(high));
             _mm512_inserti64x4::<1>(_mm512_set1_epi16(low), high)

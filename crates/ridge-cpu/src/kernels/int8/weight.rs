@@ -3,22 +3,22 @@
 use std::ops::Range;
 
 use super::scale::GROUP;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::scale::SIDE;
 #[cfg(target_arch = "x86_64")]
 use super::unpack::Unpack;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::x::ActivationCodes;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::bytes::view;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::interleave::{Interleaving, Line};
 
 /// Takes whole blocks apart: codes, and a scale and a minimum for each group.
 pub(crate) type Read = fn(&[u8], &mut [i8], &mut [f32], &mut [f32]);
 
 /// Products of some rows of a weight, in a format, with those of x.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) type Stream = fn(&CodeWeight<'_>, Range<usize>, &ActivationCodes<'_>, &mut [u8], &mut [f32]);
 
 /// How the blocks of a format are codes.
@@ -34,7 +34,7 @@ pub(crate) struct WeightCodes {
     pub(crate) read: Read,
     #[cfg(target_arch = "x86_64")]
     pub(crate) unpack: Unpack,
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) stream: Stream,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct CodeWeight<'a> {
     pub(crate) codes: WeightCodes,
     pub(crate) inner: usize,
     /// How its rows are interleaved, if they are not one after another.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) interleaved: Option<Interleaving>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> CodeWeight<'a> {
     }
 
     /// If its rows are interleaved, the lines of the 16 rows that row `row` is among, and how many of them a group of K has.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(super) fn lines(&self, row: usize) -> Option<(&'a [Line], usize)> {
         self.interleaved.map(|interleaving| {
             let lines = interleaving.group_lines();

@@ -4,7 +4,7 @@
 
 use super::scale::{GROUP, SIDE, SUMMED};
 use crate::bytes::{cast, view};
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::simd;
 use crate::simd::vectorised;
 
@@ -14,8 +14,9 @@ mod vectors;
 /// Bytes of codes of x that are multiplied together: they stay in L2.
 const RESIDENT: usize = 1 << 20;
 
-/// Rows of x up to which a weight is streamed past them where there are matrix tiles: more take less time on those.
-#[cfg(target_arch = "x86_64")]
+/// Rows of x up to which a weight is streamed past them where there are matrix tiles: more take less time on those. Of so few, few
+/// rows of the weight are taken apart at a time.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) const FEW: usize = 8;
 
 /// What multiplies codes.
@@ -25,7 +26,7 @@ pub(crate) enum CodeMultiplier {
     #[cfg(target_arch = "x86_64")]
     Tiles,
     /// Vectors of bytes, as blocks pass by.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     Stream,
     /// Loops that compilers turn into vectors.
     Lanes,
@@ -42,6 +43,10 @@ pub(crate) fn by(rows: usize) -> CodeMultiplier {
         if isa >= simd::Isa::Avx2 {
             return CodeMultiplier::Stream;
         }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if simd::isa() >= simd::Isa::Neon {
+        return CodeMultiplier::Stream;
     }
     let _ = rows;
     CodeMultiplier::Lanes

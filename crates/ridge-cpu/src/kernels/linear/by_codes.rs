@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::kernel::{After, LinearKernel};
 use crate::bytes::cast;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::interleave::Interleaving;
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
@@ -82,7 +82,7 @@ impl LinearKernel {
                     data,
                     codes: of_weights[which],
                     inner: self.inner,
-                    #[cfg(target_arch = "x86_64")]
+                    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                     interleaved: self.packed.then(|| Interleaving::new(self.inner, of_weights[which].block)),
                 };
                 int8::multiply(&weight, columns.clone(), &x, room, out);

@@ -18,7 +18,7 @@ impl LinearKernel {
         let width = self.columns_together(pieces.len());
         let floats = |n: usize| n * size_of::<f32>();
         let [lines, products, gated, line] = scratch.slices::<u8, 4>([
-            if self.packed { 0 } else { pairs::ROOM * size_of::<Line>() },
+            pairs::room(self.packed) * size_of::<Line>(),
             floats(block * width),
             if self.after == After::Swiglu { floats(block * width) } else { 0 },
             floats(width),

@@ -62,12 +62,15 @@ pub(super) struct LinearKernel {
     #[cfg(target_arch = "x86_64")]
     pub(super) on_tiles: bool,
     /// Are its weights packed?
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86-64 differ by it"))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "only kernels of x86-64 and AArch64 differ by it")
+    )]
     pub(super) packed: bool,
     /// Would its weights be taken packed?
     pub(super) takes_panels: bool,
     /// Are the products those of pairs of bf16?
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(super) in_pairs: bool,
     /// Is it one row by weights of f32?
     #[cfg(target_arch = "x86_64")]

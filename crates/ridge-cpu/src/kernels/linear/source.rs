@@ -1,7 +1,7 @@
 //! Rows of a weight as vectors of f32, from whatever they are stored in.
 #![allow(clippy::inline_always)] // must compile with the instruction set of the tile
 
-use crate::simd::{Element, LANES, widen_lanes};
+use crate::simd::{Element, LANES, Vector, widen_lanes};
 
 pub(in crate::kernels) type Lanes = [f32; LANES];
 
@@ -14,7 +14,7 @@ pub(in crate::kernels) trait Source: Copy {
     fn row(self, row: usize, vectors: usize) -> Self::Row;
 
     /// Elements `LANES * at..LANES * (at + 1)`.
-    fn lanes(row: Self::Row, at: usize) -> Lanes;
+    fn lanes(row: Self::Row, at: usize) -> Vector;
 
     /// The last `K % LANES` elements, where that is not 0: in the last lanes if `K > LANES`, otherwise in the first;
     /// the other lanes are 0.
@@ -62,8 +62,8 @@ impl<'a, T: Element> Source for Plain<'a, T> {
     }
 
     #[inline(always)]
-    fn lanes(row: Self::Row, at: usize) -> Lanes {
-        widen_lanes(&row[at])
+    fn lanes(row: Self::Row, at: usize) -> Vector {
+        T::widen_to_vector(&row[at])
     }
 
     #[inline(always)]

@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod parts;
 
 use super::source::{Lanes, Source};
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::simd;
-use crate::simd::{LANES, fma, sum_each, vectorised};
+use crate::simd::{LANES, Vector, fma, lanes_of, multiply_add, sum_each, vector_of, vectorised};
 
 /// Columns of a tile for a few rows.
 const DIRECT_COLUMNS: usize = 32;
@@ -94,13 +94,6 @@ pub(in crate::kernels) fn run<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &
     }
 }
 
-#[inline(always)]
-fn multiply_add<const FMA: bool>(sum: &mut Lanes, x: &Lanes, w: &Lanes) {
-    for i in 0..LANES {
-        sum[i] = fma::<FMA>(x[i], w[i], sum[i]);
-    }
-}
-
 vectorised! {
     /// Weights widened in registers, again for every few rows of x.
     fn direct<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &mut [f32]) {
@@ -134,7 +127,7 @@ fn direct_block<W: Source, const R: usize, const FMA: bool>(
     let column = |c: usize| (tile.columns.start + group * GROUP + c).min(tile.columns.end - 1);
     let weights = [w.row(column(0), whole), w.row(column(1), whole), w.row(column(2), whole), w.row(column(3), whole)];
     let x: [&[Lanes]; R] = std::array::from_fn(|r| &x[(row + r).min(tile.rows - 1) * stride..][..stride]);
-    let mut acc = [[[0f32; LANES]; GROUP]; R];
+    let mut acc: [[Vector; GROUP]; R] = [[vector_of(&[0.0; LANES]); GROUP]; R];
     for at in 0..whole {
         for (c, weights) in weights.iter().enumerate() {
             let lanes = W::lanes(*weights, at);
@@ -145,14 +138,16 @@ fn direct_block<W: Source, const R: usize, const FMA: bool>(
     }
     if whole < stride {
         for c in 0..GROUP {
-            let lanes = w.rest(column(c));
+            let lanes = vector_of(&w.rest(column(c)));
             for r in 0..R {
                 multiply_add::<FMA>(&mut acc[r][c], &x[r][whole], &lanes);
             }
         }
     }
     for (r, acc) in acc.iter().enumerate().take(tile.rows - row) {
-        sums[(row + r) * width + group * GROUP..][..GROUP].copy_from_slice(acc);
+        for (to, acc) in sums[(row + r) * width + group * GROUP..][..GROUP].iter_mut().zip(acc) {
+            *to = lanes_of(*acc);
+        }
     }
     R
 }
@@ -185,7 +180,7 @@ vectorised! {
                 }
                 let lanes = w.row(row, whole);
                 for at in depth.start..whole {
-                    block[at - depth.start][c] = W::lanes(lanes, at);
+                    block[at - depth.start][c] = lanes_of(W::lanes(lanes, at));
                 }
                 if whole < depth.end {
                     block[whole - depth.start][c] = w.rest(row);
@@ -197,15 +192,25 @@ vectorised! {
 
 /// Adds to `sums` the products of vectors `depth` of all rows of x with packed weights.
 fn multiply(tile: &Tile, x: &[Lanes], depth: Range<usize>, blocks: &[[Lanes; GROUP]], sums: &mut [Lanes]) {
-    #[cfg(target_arch = "x86_64")]
-    if matches!(simd::isa(), simd::Isa::Avx2 | simd::Isa::AvxVnni) {
-        let x = avx2::RowsOfX { data: x, stride: tile.inner.div_ceil(LANES), rows: tile.rows, from: depth.start };
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    if in_parts() {
+        let x = parts::RowsOfX { data: x, stride: tile.inner.div_ceil(LANES), rows: tile.rows, from: depth.start };
         for (group, block) in blocks.chunks_exact(depth.len()).enumerate() {
-            avx2::multiply(&x, block, &mut sums[group * GROUP..], tile.width());
+            // SAFETY: there are the instructions.
+            unsafe { parts::multiply(&x, block, &mut sums[group * GROUP..], tile.width()) };
         }
         return;
     }
     multiply_lanes(tile, x, depth, blocks, sums);
+}
+
+/// Are sums kept as vectors that are a part of [`LANES`]?
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn in_parts() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return matches!(simd::isa(), simd::Isa::Avx2 | simd::Isa::AvxVnni);
+    #[cfg(target_arch = "aarch64")]
+    return simd::isa() >= simd::Isa::Neon;
 }
 
 vectorised! {
@@ -281,7 +286,9 @@ fn multiply_block<const R: usize, const C: usize, const FMA: bool>(
     for at in 0..block.len() {
         for r in 0..R {
             for c in 0..C {
-                multiply_add::<FMA>(&mut acc[r][c], &x[r][at], &block[at][skip + c]);
+                for i in 0..LANES {
+                    acc[r][c][i] = fma::<FMA>(x[r][at][i], block[at][skip + c][i], acc[r][c][i]);
+                }
             }
         }
     }

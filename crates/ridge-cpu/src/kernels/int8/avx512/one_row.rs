@@ -15,9 +15,10 @@ use std::arch::x86_64::{
 
 use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
-use super::super::avx2::Interleaved;
-use super::super::rows::SixteenRows;
+use super::super::interleaved::Interleaved;
 use super::super::scale::{GROUP, SUMMED};
+use super::super::unpack::Vectors;
+use super::rows::SixteenRows;
 
 /// A group of K of the row of x.
 pub(in crate::kernels::int8) struct RowOfX<'a> {
@@ -47,7 +48,7 @@ impl RowOfX<'_> {
 pub(in crate::kernels::int8) const ARRANGED: usize = 8 * Q8_0::BYTES;
 
 /// A format of which one row of x may multiply blocks as they are taken apart.
-pub(in crate::kernels::int8) trait OneRow: Interleaved {
+pub(in crate::kernels::int8) trait OneRow: Interleaved + Vectors {
     /// Is it so?
     const FUSED: bool = false;
 

@@ -1,30 +1,25 @@
-//! Blocks of 8 rows of a weight taken apart with their rows as lanes: a vector holds four codes of K of each row, and a
+//! Blocks of 8 rows of a weight taken apart with their rows as lanes, by the vectors of [`eight`]: a vector holds four codes of K of each row, and a
 //! vector of floats the scales of all rows.
 //!
 //! Bytes are interleaved before they are taken apart, so that what interleaves them is paid for by the byte and not by the
 //! code, and so that scales need no instructions other than codes do.
 
-use std::arch::x86_64::{
-    __m256, __m256i, _mm_loadu_si128, _mm_packus_epi32, _mm256_and_si256, _mm256_broadcastsi128_si256,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
-    _mm256_extracti128_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srli_epi32,
-    _mm256_srlv_epi32, _mm256_store_ps, _mm256_store_si256, _mm256_sub_epi32, _mm256_xor_ps, _mm256_xor_si256,
-};
+use std::marker::PhantomData;
 
-use ridge_graph::format::{
-    BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
-};
+use ridge_graph::format::{E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN};
 
-use super::super::rows::{EIGHT, EightRows};
-use super::super::scale::GROUP;
-use super::super::unpack::Vectors;
+use super::eight::{
+    self, Floats, Words, and, as_floats, equal_bytes, float, halves, left, left_by, mul, negate, or, right, right_by,
+    right_signed, shuffle_bytes, splat, splat_bytes, sub, table, xor,
+};
+use super::rows::EightRows;
+use super::scale::{Above, EIGHT, GROUP};
 
 /// A group of K, or the first part of one, of 8 rows.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub(super) struct InterleavedCodes {
-    /// [`Vectors::ABOVE`] what they are: four of each row for each four elements.
+    /// Four of each row for each four elements, as [`eight::put_codes`] puts them.
     pub(super) codes: [[u8; 4 * EIGHT]; GROUP / 4],
     /// For each 16 or 32 elements that share one.
     pub(super) scales: [[f32; EIGHT]; GROUP / 16],
@@ -32,63 +27,75 @@ pub(super) struct InterleavedCodes {
     pub(super) minima: [[f32; EIGHT]; GROUP / 16],
 }
 
-/// Where a block's codes, scales and minima go: to eight lanes of vectors of `LANES`.
-#[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct InterleavedPlace<const LANES: usize> {
-    pub(in crate::kernels::int8) codes: *mut u8,
-    pub(in crate::kernels::int8) scales: *mut f32,
-    pub(in crate::kernels::int8) minima: *mut f32,
+/// Where the codes, scales and minima of a block of format `B` go: to eight lanes of vectors of `LANES`.
+pub(super) struct InterleavedPlace<B, const LANES: usize> {
+    codes: *mut u8,
+    scales: *mut f32,
+    minima: *mut f32,
+    of: PhantomData<B>,
 }
 
-impl InterleavedPlace<EIGHT> {
+impl<B, const LANES: usize> Clone for InterleavedPlace<B, LANES> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B, const LANES: usize> Copy for InterleavedPlace<B, LANES> {}
+
+impl<B: Above> InterleavedPlace<B, EIGHT> {
     /// Those of block `nth`.
-    pub(super) fn new<B: BlockFormat>(to: &mut InterleavedCodes, nth: usize) -> Self {
+    pub(super) fn of_block(to: &mut InterleavedCodes, nth: usize) -> Self {
         assert!((nth + 1) * B::ELEMENTS <= GROUP);
         let (word, group) = (nth * B::ELEMENTS / 4, nth * B::ELEMENTS / B::GROUP);
-        Self {
-            codes: to.codes[word..].as_mut_ptr().cast(),
-            scales: to.scales[group..].as_mut_ptr().cast(),
-            minima: to.minima[group..].as_mut_ptr().cast(),
-        }
+        Self::new(
+            to.codes[word..].as_mut_ptr().cast(),
+            to.scales[group..].as_mut_ptr().cast(),
+            to.minima[group..].as_mut_ptr().cast(),
+        )
     }
 }
 
-impl<const LANES: usize> InterleavedPlace<LANES> {
-    /// Puts the codes of elements `4 * nth` and the next three.
+impl<B: Above, const LANES: usize> InterleavedPlace<B, LANES> {
+    pub(super) fn new(codes: *mut u8, scales: *mut f32, minima: *mut f32) -> Self {
+        Self { codes, scales, minima, of: PhantomData }
+    }
+
+    /// Puts the codes of elements `4 * nth` and the next three, which are bytes that are above codes.
     ///
     /// # Safety
-    /// There is AVX2, and the block has them. So it is for the functions below.
+    /// There are the instructions, and the block has them. So it is for the functions below.
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(self, nth: usize, codes: __m256i) {
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    unsafe fn codes(self, nth: usize, codes: Words) {
         // SAFETY: 32 bytes, aligned as what they lie in.
-        unsafe { _mm256_store_si256(self.codes.add(4 * LANES * nth).cast(), codes) };
+        unsafe { eight::put_codes(self.codes.add(4 * LANES * nth), codes, B::ABOVE) };
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scale(self, group: usize, scales: __m256) {
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    unsafe fn scale(self, group: usize, scales: Floats) {
         // SAFETY: as above.
-        unsafe { _mm256_store_ps(self.scales.add(LANES * group), scales) };
+        unsafe { eight::put_floats(self.scales.add(LANES * group), scales) };
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn minimum(self, group: usize, minima: __m256) {
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    unsafe fn minimum(self, group: usize, minima: Floats) {
         // SAFETY: as above.
-        unsafe { _mm256_store_ps(self.minima.add(LANES * group), minima) };
+        unsafe { eight::put_floats(self.minima.add(LANES * group), minima) };
     }
 
     /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn front<B: BlockFormat>(self, rows: impl EightRows) {
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    unsafe fn front(self, rows: impl EightRows) {
         // SAFETY: a block has 16 bytes and a group.
         unsafe {
             let both = rows.words(0)[0];
             self.scale(0, halves(both));
             if B::MINIMA {
-                self.minimum(0, _mm256_xor_ps(upper_halves(both), _mm256_set1_ps(-0.0)));
+                self.minimum(0, negate(upper_halves(both)));
             }
         }
     }
@@ -96,8 +103,8 @@ impl<const LANES: usize> InterleavedPlace<LANES> {
     /// Two groups of four words from 16 bytes of nibbles, the lower ones being elements from 0 on and the upper ones from
     /// 16 on; `of` makes codes of nibbles of the elements that it is told.
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn halves(self, bytes: [__m256i; 4], of: impl Fn(usize, __m256i) -> __m256i) {
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    unsafe fn halves(self, bytes: [Words; 4], of: impl Fn(usize, Words) -> Words) {
         for (nth, bytes) in bytes.into_iter().enumerate() {
             let [low, high] = nibbles(bytes);
             // SAFETY: a block has 32 elements at least.
@@ -110,90 +117,73 @@ impl<const LANES: usize> InterleavedPlace<LANES> {
 }
 
 /// A block format that is taken apart with rows as lanes.
-pub(in crate::kernels::int8) trait Interleaved: Vectors {
+pub(super) trait Interleaved: Above {
     /// The largest byte that codes come as.
     const LARGEST: u8;
 
     /// Takes a block of each row apart.
     ///
     /// # Safety
-    /// There is AVX2, and there are whole blocks at `rows` and room for one at `to`.
-    unsafe fn unpack<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>);
+    /// There are the instructions, and there are whole blocks at `rows` and room for one at `to`.
+    unsafe fn unpack<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<Self, LANES>);
 }
 
-/// The lower halves of words, which are f16.
+/// The upper halves of words, which are f16.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn halves(words: __m256i) -> __m256 {
-    let words = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
-    _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words)))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn upper_halves(words: __m256i) -> __m256 {
-    halves(_mm256_srli_epi32::<16>(words))
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn upper_halves(words: Words) -> Floats {
+    halves(right::<16>(words))
 }
 
 /// The `mask` bits of words from bit `first` on.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn field(words: __m256i, first: usize, mask: i32) -> __m256i {
-    _mm256_and_si256(_mm256_srlv_epi32(words, _mm256_set1_epi32(first as i32)), _mm256_set1_epi32(mask))
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn field(words: Words, first: usize, mask: i32) -> Words {
+    and(right_by(words, first), splat(mask))
 }
 
 /// The `mask` bits of bytes from bit `first` on, at bit `to`.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn moved(bytes: __m256i, first: usize, to: usize, mask: i8) -> __m256i {
-    let by = |n: usize| _mm256_set1_epi32(n as i32);
-    let at =
-        if first > to { _mm256_srlv_epi32(bytes, by(first - to)) } else { _mm256_sllv_epi32(bytes, by(to - first)) };
-    _mm256_and_si256(at, _mm256_set1_epi8(mask << to))
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn moved(bytes: Words, first: usize, to: usize, mask: u8) -> Words {
+    let at = if first > to { right_by(bytes, first - to) } else { left_by(bytes, to - first) };
+    and(at, splat_bytes(mask << to))
 }
 
 /// Lower and upper nibbles.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn nibbles(bytes: __m256i) -> [__m256i; 2] {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn nibbles(bytes: Words) -> [Words; 2] {
     [moved(bytes, 0, 0, 15), moved(bytes, 4, 0, 15)]
 }
 
 /// `codes`, with 16 more where a bit is set of the four of each word from `first`, a multiple of four, on.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn with_fifths(codes: __m256i, words: __m256i, first: usize) -> __m256i {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn with_fifths(codes: Words, words: Words, first: usize) -> Words {
     // The byte that has them, four times.
-    let byte = _mm256_or_si256(
-        _mm256_setr_epi8(
-            0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12,
-        ),
-        _mm256_set1_epi8((first / 8) as i8),
-    );
-    let each = _mm256_set1_epi32(if first.is_multiple_of(8) { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
-    let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(words, byte), each), each);
-    _mm256_or_si256(codes, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+    let byte: [u8; 16] = std::array::from_fn(|at| (at / 4 * 4 + first / 8) as u8);
+    let each = splat(if first.is_multiple_of(8) { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
+    let set = equal_bytes(and(shuffle_bytes(words, byte), each), each);
+    or(codes, and(set, splat_bytes(16)))
 }
 
 /// Entries of a table of 16 instead of nibbles, each `above` what it is.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn entries(table: &[i8; 16], above: u8, nibbles: __m256i) -> __m256i {
-    let table: [u8; 16] = table.map(|entry| entry.cast_unsigned().wrapping_add(above));
-    // SAFETY: 16 bytes.
-    let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
-    _mm256_shuffle_epi8(table, nibbles)
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn entries(of: &[i8; 16], above: u8, nibbles: Words) -> Words {
+    table(of.map(|entry| entry.cast_unsigned().wrapping_add(above)), nibbles)
 }
 
-/// Implements [`Interleaved`] with functions that have AVX2.
+/// Implements [`Interleaved`] with functions that have the instructions.
 macro_rules! interleaved {
     ($($format:ident: $largest:literal, |$rows:ident, $to:ident| $body:expr;)*) => {
         $(impl Interleaved for $format {
             const LARGEST: u8 = $largest;
 
             #[inline]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn unpack<const LANES: usize>($rows: impl EightRows, $to: InterleavedPlace<LANES>) {
+            #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+            unsafe fn unpack<const LANES: usize>($rows: impl EightRows, $to: InterleavedPlace<Self, LANES>) {
                 // SAFETY: all that is read and written is inside of a block.
                 unsafe { $body }
             }
@@ -203,33 +193,33 @@ macro_rules! interleaved {
 
 interleaved! {
     Q8_0: 255, |rows, to| {
-        to.front::<Q8_0>(rows);
+        to.front(rows);
         for part in 0..2 {
             for (nth, bytes) in rows.words(2 + 16 * part).into_iter().enumerate() {
-                to.codes(4 * part + nth, _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)));
+                to.codes(4 * part + nth, xor(bytes, splat_bytes(128)));
             }
         }
     };
     Q4_0: 15, |rows, to| {
-        to.front::<Q4_0>(rows);
+        to.front(rows);
         to.halves(rows.words(2), |_, nibbles| nibbles);
     };
     Q4_1: 15, |rows, to| {
-        to.front::<Q4_1>(rows);
+        to.front(rows);
         to.halves(rows.words(4), |_, nibbles| nibbles);
     };
     Q5_0: 31, |rows, to| {
-        to.front::<Q5_0>(rows);
+        to.front(rows);
         let fifths = rows.words(2)[0];
         to.halves(rows.words(6), |first, nibbles| with_fifths(nibbles, fifths, first));
     };
     Q5_1: 31, |rows, to| {
-        to.front::<Q5_1>(rows);
+        to.front(rows);
         let fifths = rows.words(4)[0];
         to.halves(rows.words(8), |first, nibbles| with_fifths(nibbles, fifths, first));
     };
     Iq4Nl: 255, |rows, to| {
-        to.front::<Iq4Nl>(rows);
+        to.front(rows);
         to.halves(rows.words(2), |_, nibbles| entries(&UNEVEN, 128, nibbles));
     };
     Iq4Xs: 255, |rows, to| {
@@ -251,7 +241,7 @@ interleaved! {
         thirds_scales(rows, to);
         let thirds = [rows.words(0), rows.words(16)];
         quarters(rows, to, 32, |group, nth, codes| {
-            _mm256_or_si256(codes, moved(thirds[nth / 4][nth % 4], group, 2, 1))
+            or(codes, moved(thirds[nth / 4][nth % 4], group, 2, 1))
         });
     };
     Q4K: 15, |rows, to| {
@@ -276,8 +266,8 @@ interleaved! {
                 for (nth, bytes) in bytes.into_iter().enumerate() {
                     let [low, high] = nibbles(bytes);
                     let fifth = |bit: usize| moved(fifths[nth], bit, 4, 1);
-                    to.codes(16 * pair + 4 * part + nth, _mm256_or_si256(low, fifth(2 * pair)));
-                    to.codes(16 * pair + 8 + 4 * part + nth, _mm256_or_si256(high, fifth(2 * pair + 1)));
+                    to.codes(16 * pair + 4 * part + nth, or(low, fifth(2 * pair)));
+                    to.codes(16 * pair + 8 + 4 * part + nth, or(high, fifth(2 * pair + 1)));
                 }
             }
         }
@@ -292,7 +282,7 @@ interleaved! {
                     let first = 32 * half + 4 * part + nth;
                     for (of, nibbles) in nibbles(bytes[nth]).into_iter().enumerate() {
                         let two = moved(upper[nth], 4 * of + 2 * (part / 2), 4, 3);
-                        to.codes(first + 16 * of, _mm256_or_si256(nibbles, two));
+                        to.codes(first + 16 * of, or(nibbles, two));
                     }
                 }
             }
@@ -306,12 +296,12 @@ interleaved! {
 /// # Safety
 /// As for [`Interleaved::unpack`], of a block of 256 elements; so it is for the functions below.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quarters<const LANES: usize>(
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn quarters<B: Above, const LANES: usize>(
     rows: impl EightRows,
-    to: InterleavedPlace<LANES>,
+    to: InterleavedPlace<B, LANES>,
     at: usize,
-    of: impl Fn(usize, usize, __m256i) -> __m256i,
+    of: impl Fn(usize, usize, Words) -> Words,
 ) {
     for half in 0..2 {
         for part in 0..2 {
@@ -334,23 +324,21 @@ unsafe fn quarters<const LANES: usize>(
 /// # Safety
 /// As above.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn packed_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn packed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
     // SAFETY: by the caller's promise.
     let [both, scales, minima, rest] = unsafe { rows.words(0) };
     let (scale, minimum) = (halves(both), upper_halves(both));
     // Byte `i` of each word is of groups `i` and `i + 4`.
-    let last = |nibbles: __m256i, packed: __m256i| {
-        _mm256_or_si256(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030))
-    };
-    let words = [(scales, minima), (last(rest, scales), last(_mm256_srli_epi32::<4>(rest), minima))];
+    let last = |nibbles: Words, packed: Words| or(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030));
+    let words = [(scales, minima), (last(rest, scales), last(right::<4>(rest), minima))];
     for group in 0..8 {
         let (scales, minima) = words[group / 4];
-        let float = |words| _mm256_cvtepi32_ps(field(words, group % 4 * 8, 63));
+        let float = |words| float(field(words, group % 4 * 8, 63));
         // SAFETY: by the caller's promise.
         unsafe {
-            to.scale(group, _mm256_mul_ps(scale, float(scales)));
-            to.minimum(group, _mm256_mul_ps(minimum, float(minima)));
+            to.scale(group, mul(scale, float(scales)));
+            to.minimum(group, mul(minimum, float(minima)));
         }
     }
 }
@@ -360,17 +348,17 @@ unsafe fn packed_scales<const LANES: usize>(rows: impl EightRows, to: Interleave
 /// # Safety
 /// As above.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn halves_of_bytes<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn halves_of_bytes<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
     // SAFETY: by the caller's promise.
     let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
     let (scale, minimum) = (halves(both), upper_halves(both));
     for group in 0..16 {
-        let float = |first: usize| _mm256_cvtepi32_ps(field(groups[group / 4], group % 4 * 8 + first, 15));
+        let float = |first: usize| float(field(groups[group / 4], group % 4 * 8 + first, 15));
         // SAFETY: by the caller's promise.
         unsafe {
-            to.scale(group, _mm256_mul_ps(scale, float(0)));
-            to.minimum(group, _mm256_mul_ps(minimum, float(4)));
+            to.scale(group, mul(scale, float(0)));
+            to.minimum(group, mul(minimum, float(4)));
         }
     }
 }
@@ -380,17 +368,17 @@ unsafe fn halves_of_bytes<const LANES: usize>(rows: impl EightRows, to: Interlea
 /// # Safety
 /// As above.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn thirds_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn thirds_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
     // SAFETY: by the caller's promise.
     let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
     for group in 0..16 {
         let byte = group % 4 * 8;
         let low = field([first, last][group / 4 % 2], byte + group / 8 * 4, 15);
-        let high = _mm256_slli_epi32::<4>(field(upper, byte + group / 4 * 2, 3));
-        let of_group = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+        let high = left::<4>(field(upper, byte + group / 4 * 2, 3));
+        let of_group = sub(or(low, high), splat(32));
         // SAFETY: by the caller's promise.
-        unsafe { to.scale(group, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(of_group))) };
+        unsafe { to.scale(group, mul(scale, float(of_group))) };
     }
 }
 
@@ -399,15 +387,15 @@ unsafe fn thirds_scales<const LANES: usize>(rows: impl EightRows, to: Interleave
 /// # Safety
 /// As above.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn signed_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn signed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
     // SAFETY: by the caller's promise.
     let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
     for group in 0..16 {
-        let above = _mm256_sllv_epi32(groups[group / 4], _mm256_set1_epi32(24 - group as i32 % 4 * 8));
-        let of_group = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(above));
+        let above = left_by(groups[group / 4], 24 - group % 4 * 8);
+        let of_group = float(right_signed::<24>(above));
         // SAFETY: by the caller's promise.
-        unsafe { to.scale(group, _mm256_mul_ps(scale, of_group)) };
+        unsafe { to.scale(group, mul(scale, of_group)) };
     }
 }
 
@@ -416,28 +404,28 @@ unsafe fn signed_scales<const LANES: usize>(rows: impl EightRows, to: Interleave
 /// # Safety
 /// As above.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn uneven_scales<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<LANES>) {
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn uneven_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
     // SAFETY: by the caller's promise.
     let [front, low, ..] = unsafe { rows.words(0) };
     let scale = halves(front);
     for group in 0..8 {
-        let upper = _mm256_slli_epi32::<4>(field(front, 16 + 2 * group, 3));
-        let whole = _mm256_or_si256(field(low, 4 * group, 15), upper);
-        let of_group = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole, _mm256_set1_epi32(32)));
+        let upper = left::<4>(field(front, 16 + 2 * group, 3));
+        let whole = or(field(low, 4 * group, 15), upper);
+        let of_group = float(sub(whole, splat(32)));
         // SAFETY: by the caller's promise.
-        unsafe { to.scale(group, _mm256_mul_ps(scale, of_group)) };
+        unsafe { to.scale(group, mul(scale, of_group)) };
     }
 }
 
 /// Scales of MXFP4 in their unit, `2^(exponent - 144)`: the product of two powers that are floats for every exponent.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn powers(exponents: __m256i) -> __m256 {
-    let half = _mm256_srli_epi32::<1>(exponents);
-    let power = |exponent: __m256i| {
-        let biased = _mm256_sub_epi32(exponent, _mm256_set1_epi32(72 - 127));
-        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+fn powers(exponents: Words) -> Floats {
+    let half = right::<1>(exponents);
+    let power = |exponent: Words| {
+        let biased = sub(exponent, splat(72 - 127));
+        as_floats(left::<23>(biased))
     };
-    _mm256_mul_ps(power(half), power(_mm256_sub_epi32(exponents, half)))
+    mul(power(half), power(sub(exponents, half)))
 }

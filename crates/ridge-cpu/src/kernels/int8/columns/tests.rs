@@ -1,4 +1,4 @@
-//! Products beside plain loops over [`BlockFormat::codes`] and, where the machine has them, the instructions of AVX-512.
+//! Products beside plain loops over [`BlockFormat::codes`], by all instructions that the machine has.
 
 use ridge_graph::format::BlockFormat;
 use ridge_graph::sample::Rng;
@@ -6,8 +6,18 @@ use ridge_graph::{DType, FormatRef, format, with_block_format};
 
 use super::*;
 use crate::interleave::{Interleaving, Line};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::int8::avx2::{Fours, FoursOfAvx512, Pairs};
+#[cfg(target_arch = "x86_64")]
 use crate::kernels::int8::avx512::{self, OneRow};
-use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, stream, unit};
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::int8::neon::{Fours, Matrices, Pairs};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::int8::stream;
+use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, unit};
+
+#[cfg(target_arch = "aarch64")]
+use super::Interleaved as OneRow;
 
 /// The product of one row of the weight, `blocks`, with one of x: exact sums of codes, floats in the order of K.
 fn product<B: OneRow>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32 {
@@ -48,14 +58,25 @@ type Products = unsafe fn(&CodeWeight<'_>, Range<usize>, &ActivationCodes<'_>, &
 enum Instructions {
     Pairs,
     Fours,
+    #[cfg(target_arch = "x86_64")]
     FoursOfAvx512,
+    #[cfg(target_arch = "x86_64")]
     VectorsOfAvx512,
+    #[cfg(target_arch = "x86_64")]
     LanesOfAvx512,
-    InterleavedLanesOfAvx512,
+    #[cfg(target_arch = "aarch64")]
+    Matrices,
 }
 
 /// Checks products by `by` of a weight of `columns` rows with `rows` of x.
-fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
+fn check<B: OneRow>(
+    (by, interleaved): (Instructions, bool),
+    format: &FormatRef,
+    data: &[u8],
+    inner: usize,
+    columns: usize,
+    rows: usize,
+) {
     let layout = CodeLayout { rows, inner, side: 1, by: CodeMultiplier::Stream };
     let mut rng = Rng::new((inner + rows) as u64);
     let mut x: Vec<f32> = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| *x as f32).collect();
@@ -77,13 +98,16 @@ fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: us
     let stride = data.len() / columns;
     let of_format = codes(format).expect("has blocks");
     let interleaving = Interleaving::new(inner, of_format.block);
-    let interleaved = by == Instructions::InterleavedLanesOfAvx512;
     let mut lines = vec![[0; 16]; if interleaved { interleaving.bytes(columns) / 64 } else { 0 }];
     interleaving.pack(rows_of_weight, 0, &mut lines);
     let data = if interleaved { as_bytes(&lines) } else { data };
     let interleaved = interleaved.then_some(interleaving);
     let weight = CodeWeight { data, codes: of_format, inner, interleaved };
-    let mut room = vec![0u8; 64 + room().max(stream::room()).max(avx512::room(&layout))];
+    #[cfg(target_arch = "x86_64")]
+    let of_avx512 = stream::room().max(avx512::room(&layout));
+    #[cfg(target_arch = "aarch64")]
+    let of_avx512 = 0;
+    let mut room = vec![0u8; 64 + room().max(of_avx512)];
     let aligned = room.as_ptr().align_offset(64);
     let of_room = room.len() - 64;
     let room = &mut room[aligned..][..of_room];
@@ -93,16 +117,21 @@ fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: us
         let row = |column: usize| &rows_of_weight[column * stride..][..stride];
         let all = (0..rows).flat_map(|r| some.clone().map(move |c| (r, c)));
         let should: Vec<f32> = all.map(|(r, c)| product::<B>(row(c), &x, r)).collect();
-        let multiply: Products = match by {
-            Instructions::Pairs => multiply_by::<B, Pairs>,
-            Instructions::Fours => multiply_by::<B, Fours>,
-            Instructions::FoursOfAvx512 => multiply_by::<B, FoursOfAvx512>,
+        let by_instructions: Products = match by {
+            Instructions::Pairs => multiply::<B, Pairs>,
+            Instructions::Fours => multiply::<B, Fours>,
+            #[cfg(target_arch = "x86_64")]
+            Instructions::FoursOfAvx512 => multiply::<B, FoursOfAvx512>,
+            #[cfg(target_arch = "x86_64")]
             Instructions::VectorsOfAvx512 => stream::stream::<B>,
-            Instructions::LanesOfAvx512 | Instructions::InterleavedLanesOfAvx512 => avx512::multiply::<B>,
+            #[cfg(target_arch = "x86_64")]
+            Instructions::LanesOfAvx512 => avx512::multiply::<B>,
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Matrices => multiply::<B, Matrices>,
         };
         let mut got = vec![7.5; rows * some.len()];
         // SAFETY: the caller has found the instructions.
-        unsafe { multiply(&weight, some.clone(), &x, &mut *room, &mut got) };
+        unsafe { by_instructions(&weight, some.clone(), &x, &mut *room, &mut got) };
         let at = || format!("{} by {by:?}, {inner} by {some:?}, {rows} rows", B::NAME);
         assert!(same(&got, &should), "{}: {got:?} and not {should:?}", at());
     }
@@ -110,11 +139,12 @@ fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: us
 
 /// Random bytes, in some blocks all of one bit pattern: the largest codes of both signs, and scales that are infinite, NaN,
 /// subnormal and negative.
-fn products_are_those_of_the_codes_of_each_block(by: Instructions) {
+fn products_are_those_of_the_codes_of_each_block(by: Instructions, interleaved: bool) {
     for format in format::all() {
         with_block_format!(format.name(), B => {
             for blocks in [1, 3, 8, 11].map(|blocks| if B::ELEMENTS == GROUP { blocks.min(3) } else { blocks }) {
                 for (columns, rows) in [(2, 1), (9, 1), (16, 3), (32, 4), (31, 9), (32, 14)] {
+                    #[cfg(target_arch = "x86_64")]
                     if by == Instructions::VectorsOfAvx512 && rows > 1 {
                         continue;
                     }
@@ -142,7 +172,7 @@ fn products_are_those_of_the_codes_of_each_block(by: Instructions) {
                             }
                         }
                     }
-                    check::<B>(by, &format, &data, blocks * B::ELEMENTS, columns, rows);
+                    check::<B>((by, interleaved), &format, &data, blocks * B::ELEMENTS, columns, rows);
                 }
             }
         }, _ => panic!("{} has no blocks", format.name()));
@@ -150,49 +180,86 @@ fn products_are_those_of_the_codes_of_each_block(by: Instructions) {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn products_by_pairs_are_those_of_the_codes() {
     if simd::isa() < simd::Isa::Avx2 {
         ridge_testing::skip!("this machine has no AVX2");
     }
-    products_are_those_of_the_codes_of_each_block(Instructions::Pairs);
+    products_are_those_of_the_codes_of_each_block(Instructions::Pairs, false);
+    products_are_those_of_the_codes_of_each_block(Instructions::Pairs, true);
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn products_by_fours_are_those_of_the_codes() {
     if simd::isa() < simd::Isa::Avx2 || !is_x86_feature_detected!("avxvnni") {
         ridge_testing::skip!("this machine has no AVX-VNNI");
     }
-    products_are_those_of_the_codes_of_each_block(Instructions::Fours);
+    products_are_those_of_the_codes_of_each_block(Instructions::Fours, false);
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn products_by_fours_of_avx512_are_those_of_the_codes() {
     if simd::isa() < simd::Isa::Avx512Vnni {
         ridge_testing::skip!("this machine has no AVX-512 VNNI");
     }
-    products_are_those_of_the_codes_of_each_block(Instructions::FoursOfAvx512);
+    products_are_those_of_the_codes_of_each_block(Instructions::FoursOfAvx512, false);
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn products_by_vectors_of_avx512_are_those_of_the_codes() {
     if simd::isa() < simd::Isa::Avx512Vnni {
         ridge_testing::skip!("this machine has no AVX-512 VNNI");
     }
-    products_are_those_of_the_codes_of_each_block(Instructions::VectorsOfAvx512);
+    products_are_those_of_the_codes_of_each_block(Instructions::VectorsOfAvx512, false);
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn products_by_lanes_of_avx512_are_those_of_the_codes() {
     if simd::isa() < simd::Isa::Avx512Vnni {
         ridge_testing::skip!("this machine has no AVX-512 VNNI");
     }
-    products_are_those_of_the_codes_of_each_block(Instructions::LanesOfAvx512);
+    products_are_those_of_the_codes_of_each_block(Instructions::LanesOfAvx512, false);
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn products_by_lanes_of_avx512_of_interleaved_rows_are_those_of_the_codes() {
     if simd::isa() < simd::Isa::Avx512Vnni {
         ridge_testing::skip!("this machine has no AVX-512 VNNI");
     }
-    products_are_those_of_the_codes_of_each_block(Instructions::InterleavedLanesOfAvx512);
+    products_are_those_of_the_codes_of_each_block(Instructions::LanesOfAvx512, true);
+}
+
+#[test]
+#[cfg(target_arch = "aarch64")]
+fn products_by_pairs_of_neon_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Neon {
+        ridge_testing::skip!("this machine has no level of NEON: RIDGE_CPU_ISA leaves it out");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::Pairs, false);
+    products_are_those_of_the_codes_of_each_block(Instructions::Pairs, true);
+}
+
+#[test]
+#[cfg(target_arch = "aarch64")]
+fn products_by_fours_of_neon_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::NeonDotprod {
+        ridge_testing::skip!("this machine has no sdot, or RIDGE_CPU_ISA leaves it out");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::Fours, false);
+    products_are_those_of_the_codes_of_each_block(Instructions::Fours, true);
+}
+
+#[test]
+#[cfg(target_arch = "aarch64")]
+fn products_by_matrices_of_neon_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::NeonI8mm {
+        ridge_testing::skip!("this machine has no smmla, or RIDGE_CPU_ISA leaves it out");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::Matrices, false);
+    products_are_those_of_the_codes_of_each_block(Instructions::Matrices, true);
 }
