@@ -9,8 +9,9 @@ use crate::interleave::{self, Line};
 /// Columns whose rows of the weight are interleaved.
 pub(super) const LANES: usize = interleave::ROWS;
 
-/// Elements of K whose products are added up before they are added to the total: the weights of a tile are then 64 KiB.
-pub(super) const DEPTH: usize = 1024;
+/// Elements of K whose products are added up before they are added to the total. AVX-512 has two sums of pairs, and reads the
+/// weights of one row of x in longer runs so; NEON has one of four elements, whose error 1024 would let grow too far.
+pub(super) const DEPTH: usize = if cfg!(target_arch = "aarch64") { 256 } else { 1024 };
 
 /// A weight `[N, K]`.
 #[derive(Clone, Copy)]
