@@ -2,8 +2,8 @@
 //! the weight are side by side, so that no sum crosses them. The instructions are those of AVX512_BF16 (`pairs/avx512.rs`) or of
 //! NEON (`pairs/neon.rs`).
 //!
-//! Pairs are added up over 1024 elements of K, in an order that each of the two has, and then to the total, so a row has the same
-//! bits alone and among many. Weights are interleaved, or brought into that order a block at a time.
+//! Pairs are added up over blocks of K, in an order that each of the two has, and then to the total, so a row has the same bits
+//! alone and among many. Weights are interleaved, or brought into that order a block at a time.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;

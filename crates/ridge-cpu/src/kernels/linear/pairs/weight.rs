@@ -9,10 +9,10 @@ use crate::interleave::{self, Line};
 /// Columns whose rows of the weight are interleaved.
 pub(super) const LANES: usize = interleave::ROWS;
 
-/// Elements of K whose products are added up before they are added to the total: the weights of a tile are then 64 KiB, which
-/// stay in second-level cache. With 256 elements, which stay in that of the first level, totals are read and written so often that
-/// products of many rows take 6 % longer (AVX512_BF16 on Zen 4).
-pub(super) const DEPTH: usize = 1024;
+/// Elements of K whose products are added up before they are added to the total. AVX-512 has two sums of pairs; its weights of a
+/// tile are 64 KiB, which stay in second-level cache, and with 256 elements totals are read and written so often that products of
+/// many rows take 6 % longer (Zen 4). NEON has one sum of four elements, whose error 1024 would let grow too far.
+pub(super) const DEPTH: usize = if cfg!(target_arch = "aarch64") { 256 } else { 1024 };
 
 /// A weight `[N, K]`.
 #[derive(Clone, Copy)]
