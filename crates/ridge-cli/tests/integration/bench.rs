@@ -156,6 +156,6 @@ fn experts_are_measured_by_batch_and_by_how_their_products_are_shaped() {
     let text = stdout(&args);
     assert!(text.contains("2 of 4 experts a token") && text.contains("grouped tok/s"), "{text}");
     let ran = ridge(&["bench", "--experts"]);
-    assert!(ran.code == 1 && ran.stderr.contains("is not a model with routed experts"), "{}", ran.stderr);
+    assert!(ran.code == 2 && ran.stderr.contains("is not a model with routed experts"), "{}", ran.stderr);
     assert_eq!(ridge(&["bench", "--experts", "--prompt", "4"]).code, 2);
 }
