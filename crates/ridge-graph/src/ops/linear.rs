@@ -235,6 +235,11 @@ impl Composite for LinearGroup {
         cost(&inputs[1..=self.count], inputs, outputs, self.biases)
     }
 
+    /// Of its first weight: enough to tell that it is no pass over memory.
+    fn work(&self) -> Work {
+        Work::Product { weight: 1 }
+    }
+
     fn gradient(&self) -> Gradient {
         let inputs = 1 + self.count * if self.biases { 2 } else { 1 };
         Gradient::Explicit {
@@ -265,6 +270,10 @@ impl Composite for LinearGroupForward {
 
     fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
         self.0.cost(inputs, outputs)
+    }
+
+    fn work(&self) -> Work {
+        self.0.work()
     }
 
     fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<ShardingRule> {
