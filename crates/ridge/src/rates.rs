@@ -1,6 +1,7 @@
 //! Measured memory and arithmetic rates of a device, with which a model's speed is compared.
 
 use ridge_cpu::measure::{MemoryProbe, matmul};
+use ridge_graph::format::CodeType;
 use ridge_graph::ops::Quantize;
 use ridge_graph::passes::Activations;
 use ridge_graph::{DType, Graph, Op, Role};
@@ -42,7 +43,8 @@ impl DeviceRates {
         Ok(Self { memory, arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)? })
     }
 
-    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights.
+    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights, or of fp8 where
+    /// its prompts round to it.
     ///
     /// # Errors
     /// When there is no sheet of that GPU, or it has no rate for the dtype.
@@ -50,7 +52,8 @@ impl DeviceRates {
         let sheet = DeviceSpec::find(gpu.trim_start_matches("NVIDIA "))
             .map_err(|why| refused(gpu, format!("has no specification sheet: {why}")))?;
         let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
-        let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&Precision::Bf16) };
+        let precision = if of_prompts(&model.graph) == Activations::F8 { Precision::Fp8 } else { Precision::Bf16 };
+        let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&precision) };
         let Some(arithmetic) = rate.cloned() else {
             let why = format!("the sheet of {} has no matrix-product rate to compare with", sheet.name);
             return Err(refused(gpu, why));
@@ -71,9 +74,13 @@ fn refused(gpu: &str, why: String) -> Error {
 /// How products by weights in formats take the tokens of prompts.
 fn of_prompts(graph: &Graph) -> Activations {
     let nodes = graph.functions.iter().flat_map(|f| &f.nodes);
-    let rounded = nodes.into_iter().any(|node| match &node.op {
-        Op::Composite(op) => op.downcast::<Quantize>().is_some(),
-        _ => false,
+    let codes = nodes.into_iter().find_map(|node| match &node.op {
+        Op::Composite(op) => op.downcast::<Quantize>().map(|quantize| quantize.format.codes),
+        _ => None,
     });
-    if rounded { Activations::Int8 } else { Activations::Exact }
+    match codes {
+        Some(CodeType::Int8) => Activations::Int8,
+        Some(CodeType::F8E4M3) => Activations::F8,
+        None => Activations::Exact,
+    }
 }

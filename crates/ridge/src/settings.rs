@@ -29,10 +29,10 @@ impl NumberSettings {
 /// ones, on a GPU to fp8 by those in [`ScaledFormat::F8_ROWS`](ridge_graph::format::ScaledFormat::F8_ROWS).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationMode {
-    /// The faster for each: on a CPU with AMX exact for tokens of a prompt if activations are bf16, else rounded.
+    /// The faster for each: on a CPU with AMX exact for tokens of a prompt if activations are bf16, else int8; on a GPU fp8.
     #[default]
     Auto,
-    /// Always rounded, on the CPU to int8.
+    /// Int8 on the CPU, and exact on a GPU, which has no such products.
     Int8,
     /// Never rounded.
     Exact,
@@ -50,7 +50,10 @@ impl ActivationMode {
 
     /// How products on a GPU take activations.
     pub fn on_gpu(self) -> Activations {
-        if self == Self::Exact { Activations::Exact } else { Activations::F8 }
+        match self {
+            Self::Auto => Activations::F8,
+            Self::Int8 | Self::Exact => Activations::Exact,
+        }
     }
 
     /// How products on the CPU take activations of `dtype`: those of tokens of prompts, and those of tokens of answers.

@@ -43,9 +43,9 @@ pub(crate) struct NumberArgs {
 /// Values of `--activations`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ActivationArg {
-    /// The faster one: exact for prompts if activations are bf16 and the CPU has AMX, rounded otherwise
+    /// The faster one: on the CPU exact for prompts if activations are bf16 and it has AMX, int8 otherwise; on a GPU fp8
     Auto,
-    /// Always rounded
+    /// Int8 on the CPU, exact on a GPU
     Int8,
     /// Always exact
     Exact,

@@ -16,8 +16,9 @@ use crate::output::{Progress, grouped, note};
 
 /// Make token shards of texts
 ///
-/// Reads text, JSONL, Parquet, WebDataset (.tar) and MDS files and folders of these, leaves out what the filters refuse and what is there already, and
-/// writes the tokens of the rest, each document followed by the token that ends texts, to files that `ridge train` maps.
+/// Reads text, JSONL, Parquet, WebDataset (.tar) and MDS files and folders of these, leaves out what the filters refuse and
+/// what is there already, and writes the tokens of the rest, each document followed by the token that ends texts, to files
+/// that `ridge train` maps.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

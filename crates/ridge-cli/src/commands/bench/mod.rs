@@ -1,8 +1,8 @@
 //! `ridge bench`: the speed of a model compared with its roofline floor on this machine. The subcommand `serve` load-tests a
 //! server.
 //!
-//! `args` has the arguments and `test` the tests; `ops` times the ops of a step; `experts` is `--experts`; `report`, `calibrate` and `trace` write
-//! the three forms of results. This file runs the tests.
+//! `args` has the arguments and `test` the tests; `ops` times the ops of a step; `experts` is `--experts`; `report`, `calibrate`
+//! and `trace` write the three forms of results. This file runs the tests.
 
 mod args;
 mod calibrate;
