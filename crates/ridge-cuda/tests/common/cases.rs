@@ -23,6 +23,22 @@ pub(crate) fn case(
     KernelCase { kernel, what: what.to_owned(), graph: g.finish(outputs).expect("finishes"), given: Vec::new() }
 }
 
+/// A weight of this name, with so many columns of results.
+type MakeWeight<'a> = &'a dyn Fn(&mut Builder, &str, usize) -> Result<Var>;
+
+/// The gate of an MLP, of two linears of x.
+fn gated_pair(g: &mut Builder, x: Var, columns: usize, weight: MakeWeight<'_>) -> Result<Vec<Var>> {
+    let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
+    let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
+    Ok(vec![g.swiglu(gate, up)?])
+}
+
+/// Three linears of x, of different widths.
+fn three_linears(g: &mut Builder, x: Var, columns: usize, weight: MakeWeight<'_>) -> Result<Vec<Var>> {
+    let widths = [("q", columns), ("k", 17), ("v", columns + 3)];
+    widths.into_iter().map(|(name, columns)| weight(g, name, columns).and_then(|w| g.linear(x, w))).collect()
+}
+
 /// Linears with what goes before and after them.
 pub(crate) fn linears() -> Vec<KernelCase> {
     let mut cases = Vec::new();
@@ -39,19 +55,8 @@ pub(crate) fn linears() -> Vec<KernelCase> {
                     let gain = g.weight("gain", Type::tensor(dtype, [depth]))?;
                     g.rms_norm(x, gain, 1e-5)
                 };
-                let gated = |g: &mut Builder, x: Var| {
-                    let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
-                    let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
-                    Ok(vec![g.swiglu(gate, up)?])
-                };
-                let three = |g: &mut Builder, x: Var| {
-                    let mut outputs = Vec::new();
-                    for (name, columns) in [("q", columns), ("k", 17), ("v", columns + 3)] {
-                        let w = weight(g, name, columns)?;
-                        outputs.push(g.linear(x, w)?);
-                    }
-                    Ok(outputs)
-                };
+                let gated = |g: &mut Builder, x: Var| gated_pair(g, x, columns, &weight);
+                let three = |g: &mut Builder, x: Var| three_linears(g, x, columns, &weight);
                 cases.push(case("linear", &what, |g| {
                     let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
                     Ok(vec![g.linear(x, w)?])
@@ -195,19 +200,8 @@ pub(crate) fn codes_by_rows() -> Vec<KernelCase> {
                 let x = g.rms_norm(x, gain, 1e-5)?;
                 g.quantize(x, format)
             };
-            let gated = |g: &mut Builder, x: Var| {
-                let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
-                let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
-                Ok(vec![g.swiglu(gate, up)?])
-            };
-            let three = |g: &mut Builder, x: Var| {
-                let mut outputs = Vec::new();
-                for (name, columns) in [("q", columns), ("k", 17), ("v", columns + 3)] {
-                    let w = weight(g, name, columns)?;
-                    outputs.push(g.linear(x, w)?);
-                }
-                Ok(outputs)
-            };
+            let gated = |g: &mut Builder, x: Var| gated_pair(g, x, columns, &weight);
+            let three = |g: &mut Builder, x: Var| three_linears(g, x, columns, &weight);
             cases.push(case("quantize_linear", &what, |g| {
                 let (x, w) = (plain(g)?, weight(g, "w", columns)?);
                 Ok(vec![g.linear(x, w)?])
@@ -287,9 +281,7 @@ pub(crate) fn blocks() -> Vec<KernelCase> {
                 }));
                 cases.push(case("norm_linear_blocks_swiglu", &what, |g| {
                     let x = normed(g)?;
-                    let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
-                    let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
-                    Ok(vec![g.swiglu(gate, up)?])
+                    gated_pair(g, x, columns, &weight)
                 }));
             }
         }
