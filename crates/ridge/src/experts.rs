@@ -15,7 +15,7 @@ use ridge_train::settings::ExpertsSettings;
 use ridge_train::{ExpertLoads, LayerUse};
 
 use crate::error::{Error, Result, Smaller};
-use crate::load::{LoadObserver, weights};
+use crate::load::{LoadObserver, rounding, weights};
 use crate::placement::{OpenDevice, Placement};
 use crate::settings::NumberSettings;
 
@@ -90,10 +90,8 @@ impl ExpertBench {
         }
         module.store(&source, numbers.format.as_ref())?;
         let device = OpenDevice::open(&settings.placement)?;
-        if device.is_cpu() {
-            let rounded = numbers.activations.for_prompts_and_answers(module.activations).0;
-            round_activations(&mut module.graph, rounded);
-        }
+        let (rounded, _) = rounding(numbers, module.activations, device.is_cpu());
+        round_activations(&mut module.graph, rounded);
         let weight_bytes = module.weight_bytes();
         if let Some(available) = device.available.filter(|available| available.0 < weight_bytes) {
             let (what, needed) = ("the weights", Bytes(weight_bytes));

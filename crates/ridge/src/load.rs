@@ -102,7 +102,7 @@ pub fn round_network(network: &mut Network, numbers: &NumberSettings, on_cpu: bo
 }
 
 /// How products take activations of `dtype`, those of prompts and those of answers.
-fn rounding(numbers: &NumberSettings, dtype: DType, on_cpu: bool) -> (Activations, Activations) {
+pub(crate) fn rounding(numbers: &NumberSettings, dtype: DType, on_cpu: bool) -> (Activations, Activations) {
     if on_cpu { numbers.activations.for_prompts_and_answers(dtype) } else { [numbers.activations.on_gpu(); 2].into() }
 }
 
