@@ -7,6 +7,7 @@ use ridge_models::ModelFiles;
 use serde_json::{Value, json};
 
 use super::args::BenchSettings;
+use super::report::median;
 use crate::error::Result;
 use crate::output::{LoadProgress, Spinner, columns, count, grouped, print, print_json};
 
@@ -32,12 +33,6 @@ pub(super) fn run(settings: &BenchSettings) -> Result<()> {
     } else {
         print(&text(settings, &files, &bench, &results))
     }
-}
-
-fn median(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }
 
 fn mean(layers: &[LayerUse], of: impl Fn(&LayerUse) -> f64) -> f64 {

@@ -50,12 +50,17 @@ pub(super) struct BenchResult {
     pub(super) ops: Vec<ops::OpTime>,
 }
 
+/// The median of one time or more.
+pub(super) fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let half = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
+}
+
 impl BenchResult {
     pub(super) fn median(&self) -> f64 {
-        let mut sorted = self.times.clone();
-        sorted.sort_by(f64::total_cmp);
-        let half = sorted.len() / 2;
-        if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
+        median(&self.times)
     }
 
     /// Is the floor above what the fastest run took?
