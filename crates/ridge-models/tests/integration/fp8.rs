@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use ridge_files::Checkpoint;
-use ridge_graph::DType;
 use ridge_graph::format::{Format, ScaledFormat};
+use ridge_graph::ops::Quantize;
+use ridge_graph::passes::{Activations, round_activations};
+use ridge_graph::{DType, FormatRef, Op, Role};
 use ridge_models::{BuildOptions, ModelFiles, WeightSource};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -119,7 +121,7 @@ fn codes_with_a_scale_for_each_channel_or_tensor_mean_what_they_are_published_as
         let typed = WeightSource::Checkpoint(Arc::clone(&codes)).retype(&graph, None).expect("fits the model");
         assert!(codes.unused().is_empty(), "{:?}", codes.unused());
         let mut quantised = 0;
-        for arg in typed.args(ridge_graph::Role::Weight) {
+        for arg in typed.args(Role::Weight) {
             let parts = codes.components(&arg.name).expect("is there");
             let Some(format) = &arg.ty.format else { continue };
             assert_eq!(format.name(), "f8e4m3_row", "{}", arg.name);
@@ -129,9 +131,31 @@ fn codes_with_a_scale_for_each_channel_or_tensor_mean_what_they_are_published_as
             let got: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
             assert!(got == plain.bytes(&arg.name).expect("is there").as_ref(), "{}", arg.name);
         }
-        let matrices = typed.args(ridge_graph::Role::Weight).filter(|a| a.name.ends_with("_proj.weight")).count();
+        let matrices = typed.args(Role::Weight).filter(|a| a.name.ends_with("_proj.weight")).count();
         assert!(quantised > 0 && quantised == matrices, "{quantised} of {matrices}");
     }
+}
+
+#[test]
+fn only_products_of_layers_are_stored_in_fp8_and_round_what_they_multiply() {
+    let folder = fixtures().join("families/qwen3");
+    let config = ModelFiles::open(Some(&folder)).expect("opens").config().expect("reads");
+    let graph = config.build(&BuildOptions::default()).expect("builds").module.graph;
+    let format = FormatRef::new(ScaledFormat::F8_ROWS);
+    let stored = WeightSource::Random(DType::F32).retype(&graph, Some(&format)).expect("fits");
+    for arg in stored.args(Role::Weight) {
+        let wanted = arg.name.ends_with("_proj.weight").then_some(&format);
+        assert_eq!(arg.ty.format.as_ref(), wanted, "{}", arg.name);
+    }
+    let quantised = |activations| {
+        let mut graph = stored.clone();
+        round_activations(&mut graph, activations);
+        let nodes = graph.functions.iter().flat_map(|function| &function.nodes);
+        nodes.filter(|node| matches!(&node.op, Op::Composite(op) if op.downcast::<Quantize>().is_some())).count()
+    };
+    // In the function of a layer: what q, k and v share, o's, what gate and up share, down's.
+    assert_eq!(quantised(Activations::F8), 4);
+    assert_eq!((quantised(Activations::Int8), quantised(Activations::Exact)), (0, 0), "are for blocks");
 }
 
 #[test]
@@ -167,7 +191,7 @@ fn codes_and_scales_are_one_weight_and_mean_what_they_are_published_as() {
         let graph = files.config().expect("reads").build(&BuildOptions::default()).expect("builds").module.graph;
         let typed = WeightSource::Checkpoint(Arc::clone(&codes)).retype(&graph, None).expect("fits the model");
         let mut quantised = 0;
-        for arg in typed.args(ridge_graph::Role::Weight) {
+        for arg in typed.args(Role::Weight) {
             let wanted = plain.bytes(&arg.name).expect("is there");
             let parts = codes.components(&arg.name).expect("is there");
             let shape = arg.ty.shape.as_const().expect("numbers");
