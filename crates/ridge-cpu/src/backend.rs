@@ -187,7 +187,8 @@ impl Backend for Cpu {
 
 #[cfg(test)]
 mod tests {
-    use ridge_graph::{Builder, DType, Dim};
+    use ridge_graph::passes::{Activations, round_activations};
+    use ridge_graph::{Builder, DType, Dim, FormatRef};
     use ridge_runtime::{Bucket, Session};
 
     use super::*;
@@ -300,5 +301,32 @@ mod tests {
             (bytes, bound)
         };
         assert_eq!(panels(true), panels(false));
+    }
+
+    #[test]
+    fn weights_multiplied_by_codes_are_bound_in_the_layout_settled_for_them() {
+        let stored = FormatRef::from_name("q8_0").unwrap();
+        let ty = Type::tensor(DType::F32, [70, 256]).stored_as(stored.clone());
+        let mut g = Builder::new();
+        let x = g.step_input("x", Type::tensor(DType::F32, [Dim::sym("rows"), 256.into()])).unwrap();
+        let w = g.weight("w", ty.clone()).unwrap();
+        let y = g.linear(x, w).unwrap();
+        let mut graph = g.finish(vec![("y".into(), y)]).unwrap();
+        round_activations(&mut graph, Activations::Int8);
+        let cpu = Arc::new(Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap());
+        let mut session = Session::new(Arc::clone(&cpu) as Arc<dyn Backend>);
+        let values: Vec<f32> = (0..70 * 256).map(|i| (i % 37) as f32 - 18.0).collect();
+        let parts = stored.encode(&values, &[70, 256], None).into_iter().map(WeightData::Owned);
+        session.load("w", &ty, parts.collect()).unwrap();
+        let compiled = session.compile(&graph, &["y"]).unwrap();
+        let _bucket = compiled.bucket(&Bindings::new().with("rows", 1)).unwrap();
+        let buffer = session.state("w").unwrap();
+        let CpuStorage::Weight(weight) = &**storage(&buffer).unwrap() else { panic!("is a weight") };
+        if weight.layout().is_none() {
+            ridge_testing::skip!("this machine multiplies codes in rows");
+        }
+        // The packed weight alone, without rows that a kernel reads beside it.
+        let packed = padded(weight.panels(256).unwrap().block().bytes);
+        assert_eq!(cpu.memory().live.get(MemoryOwner::Weights), packed);
     }
 }

@@ -175,7 +175,7 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
     let takes_panels = spec.inputs[first + 1..][..count].iter().all(|w| {
         let packing = Packing::of_operand(w);
-        packing.is_some_and(|packing| takes(packing, x.dtype, x.format.is_some(), x.last(), w.format.is_some()))
+        packing.is_some_and(|packing| takes(packing, x.dtype, by_codes.is_some(), x.last(), w.format.is_some()))
     });
     let packed = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
