@@ -48,7 +48,7 @@ pub(super) use x::{ActivationCodes, CodeLayout, CodeMultiplier, by, encode, rows
 /// One row of x waits for memory, which the longest vectors read fastest; more share codes that were taken apart once. Bits
 /// are the same.
 #[cfg(target_arch = "x86_64")]
-fn past<B: avx512::OneRow>(
+fn past<B: avx512::Wide>(
     weight: &CodeWeight<'_>,
     rows: Range<usize>,
     x: &ActivationCodes<'_>,

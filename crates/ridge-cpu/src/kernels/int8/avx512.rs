@@ -16,12 +16,12 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-mod one_row;
 mod rows;
+mod wide;
 
-pub(super) use one_row::OneRow;
-use one_row::{ARRANGED, RowOfX};
 use rows::{SixteenRows, StridedRows};
+pub(super) use wide::Wide;
+use wide::{ARRANGED, RowOfX, WideCodes};
 
 use super::interleaved::{Interleaved, InterleavedPlace};
 use super::rows::{BlockPointers, EightRows, InterleavedRows};
@@ -34,17 +34,8 @@ use crate::simd;
 /// Rows of x that share a load of the weight's codes.
 const ABREAST: usize = 4;
 
-/// A group of K, or the first part of one, of 16 rows.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-struct WideCodes {
-    /// [`Above::ABOVE`](super::scale::Above::ABOVE) what they are: four of each row for each four elements.
-    codes: [[u8; 4 * SIDE]; GROUP / 4],
-    /// For each 16 or 32 elements that share one.
-    scales: [[f32; SIDE]; GROUP / SUMMED],
-    /// As scales, where the format has them.
-    minima: [[f32; SIDE]; GROUP / SUMMED],
-}
+/// Rows of x for which blocks are taken apart anew: that takes less time than writing what they are.
+const ANEW: usize = 3;
 
 /// What products with some rows of x need of their sums.
 #[repr(C, align(64))]
@@ -83,21 +74,21 @@ unsafe impl crate::bytes::Pod for GroupOfX {}
 
 /// Bytes that [`multiply`] works in.
 pub(super) fn room(x: &CodeLayout) -> usize {
-    size_of::<Avx512Room>() + if x.rows == 1 { x.groups() * size_of::<GroupOfX>() } else { 0 }
+    size_of::<Avx512Room>() + if x.rows <= ANEW { x.rows * x.groups() * size_of::<GroupOfX>() } else { 0 }
 }
 
 /// The products of `rows` of the weight with the rows of `x`, one row of x after another.
 ///
 /// # Panics
 /// Where the machine has no AVX-512 VNNI, or a slice is too short.
-pub(super) fn multiply<B: OneRow>(
+pub(super) fn multiply<B: Wide>(
     weight: &CodeWeight<'_>,
     rows: Range<usize>,
     x: &ActivationCodes<'_>,
     room: &mut [u8],
     out: &mut [f32],
 ) {
-    let (room, of_one_row) = room.split_at_mut(size_of::<Avx512Room>());
+    let (room, of_rows) = room.split_at_mut(size_of::<Avx512Room>());
     let room = &mut cast::<Avx512Room>(room)[0];
     assert!(
         simd::isa() >= simd::Isa::Avx512Vnni
@@ -109,10 +100,10 @@ pub(super) fn multiply<B: OneRow>(
     let width = rows.len();
     let out = &mut out[..x.layout.rows * width];
     out.fill(0.0);
-    if B::FUSED && x.layout.rows == 1 {
-        let of_x = &mut cast::<GroupOfX>(of_one_row)[..x.layout.groups()];
+    if B::TAKEN_TOGETHER && x.layout.rows <= ANEW {
+        let of_x = &mut cast::<GroupOfX>(of_rows)[..x.layout.rows * x.layout.groups()];
         // SAFETY: the instructions are there, and rows are inside of the weight.
-        unsafe { one_row::<B>(weight, &rows, x, room, of_x, out) };
+        unsafe { anew::<B>(weight, &rows, x, room, of_x, out) };
         return;
     }
     // Few rows of x wait for memory, which is read as few rows of the weight at a time as possible.
@@ -131,12 +122,12 @@ pub(super) fn multiply<B: OneRow>(
     }
 }
 
-/// Adds the products of `rows` of the weight with the one row of x to `out`.
+/// Adds the products of `rows` of the weight with the rows of x to `out`; for each row of x blocks are taken apart anew.
 ///
 /// # Safety
 /// There is AVX-512 VNNI, and rows are inside of the weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn one_row<B: OneRow>(
+unsafe fn anew<B: Wide>(
     weight: &CodeWeight<'_>,
     rows: &Range<usize>,
     x: &ActivationCodes<'_>,
@@ -144,57 +135,65 @@ unsafe fn one_row<B: OneRow>(
     of_x: &mut [GroupOfX],
     out: &mut [f32],
 ) {
-    let stride = weight.stride();
+    let (stride, width) = (weight.stride(), rows.len());
     // Groups that are whole; what is behind them is taken apart before it is multiplied.
     let groups = weight.inner / GROUP;
-    for (group, of_x) in of_x[..groups].iter_mut().enumerate() {
-        let elements = weight.elements(group);
-        if let Some(codes) = x.code_bytes(0).get(elements.clone()).and_then(|codes| codes.first_chunk()) {
-            B::arrange(codes, &mut of_x.codes);
+    for (row, of_row) in of_x.chunks_exact_mut(x.layout.groups()).enumerate() {
+        for (group, of_x) in of_row[..groups].iter_mut().enumerate() {
+            let elements = weight.elements(group);
+            if let Some(codes) = x.code_bytes(row).get(elements.clone()).and_then(|codes| codes.first_chunk()) {
+                B::arrange(codes, &mut of_x.codes);
+            }
+            let sums = &x.sums(row)[elements.start / SUMMED..elements.end / SUMMED];
+            sums_of::<B>(sums, &mut of_x.sums, &mut of_x.begin);
         }
-        sums_of::<B>(&x.sums(0)[elements.start / SUMMED..elements.end / SUMMED], &mut of_x.sums, &mut of_x.begin);
     }
     for first in rows.clone().step_by(SIDE) {
         let these = first..(first + SIDE).min(rows.end);
-        let to = &mut out[first - rows.start..][..these.len()];
-        let of_x = &of_x[..groups];
-        // SAFETY: by the caller's promise; groups are whole.
-        let total = unsafe {
-            if let Some((lines, unit)) = weight.lines(first) {
-                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| {
-                    InterleavedRows::<B>::new(&lines[group * unit..], 0)
-                })
-            } else if these.len() == SIDE {
-                let data = &weight.data[first * stride..these.end * stride];
-                let end = weight.data.as_ptr().wrapping_add(these.end * stride);
-                let share = (these.len() * stride).div_ceil(groups.max(1));
-                one_row_of_sixteen::<B, _>(of_x, x.scales(0), |group| {
-                    // A share of the next rows, which lie behind these.
-                    simd::fetch_far(end.wrapping_add(group * share), share);
-                    StridedRows::new(data, stride, weight.codes.bytes(group * GROUP))
-                })
-            } else {
-                columns::<B, 1>(weight, &these, x, 0, room, to, rows.len());
-                continue;
-            }
-        };
-        // SAFETY: as many floats as there are rows.
-        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), (u32::MAX >> (32 - to.len())) as u16, total) };
+        let to = &mut out[first - rows.start..];
+        if weight.interleaved.is_none() && these.len() < SIDE {
+            // SAFETY: by the caller's promise.
+            unsafe { columns::<B, 1>(weight, &these, x, 0, room, to, width) };
+            continue;
+        }
+        for (row, of_x) in of_x.chunks_exact(x.layout.groups()).enumerate() {
+            let of_x = &of_x[..groups];
+            // SAFETY: by the caller's promise; groups are whole.
+            let total = unsafe {
+                if let Some((lines, unit)) = weight.lines(first) {
+                    sixteen_rows::<B, _>(of_x, x.scales(row), |group| {
+                        InterleavedRows::<B>::new(&lines[group * unit..], 0)
+                    })
+                } else {
+                    let data = &weight.data[first * stride..these.end * stride];
+                    let end = weight.data.as_ptr().wrapping_add(these.end * stride);
+                    let share = (these.len() * stride).div_ceil(groups.max(1));
+                    sixteen_rows::<B, _>(of_x, x.scales(row), |group| {
+                        // A share of the next rows, which lie behind these.
+                        simd::fetch_far(end.wrapping_add(group * share), share);
+                        StridedRows::new(data, stride, weight.codes.bytes(group * GROUP))
+                    })
+                }
+            };
+            let to = &mut to[row * width..][..these.len()];
+            // SAFETY: as many floats as there are rows.
+            unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), (u32::MAX >> (32 - to.len())) as u16, total) };
+        }
         if groups < x.layout.groups() {
             // SAFETY: by the caller's promise.
-            unsafe { columns::<B, 1>(weight, &these, x, groups, room, to, rows.len()) };
+            unsafe { columns::<B, 1>(weight, &these, x, groups, room, to, width) };
         }
     }
 }
 
-/// The products of 16 rows of the weight with whole groups of the one row of x, whose scales are `scales`; `of_group` are
+/// The products of 16 rows of the weight with whole groups of a row of x, whose scales are `scales`; `of_group` are
 /// the rows from a group on.
 ///
 /// # Safety
 /// There is AVX-512 VNNI, and rows have as many groups as there are of x.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn one_row_of_sixteen<B: OneRow, R: SixteenRows>(
+unsafe fn sixteen_rows<B: Wide, R: SixteenRows>(
     of_x: &[GroupOfX],
     scales: &[f32],
     of_group: impl Fn(usize) -> R,
@@ -215,7 +214,7 @@ unsafe fn one_row_of_sixteen<B: OneRow, R: SixteenRows>(
 /// # Safety
 /// There is AVX-512 VNNI, and rows are inside of the weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn columns<B: Interleaved, const C: usize>(
+unsafe fn columns<B: Wide, const C: usize>(
     weight: &CodeWeight<'_>,
     rows: &Range<usize>,
     x: &ActivationCodes<'_>,
@@ -232,18 +231,23 @@ unsafe fn columns<B: Interleaved, const C: usize>(
         // A share of the next rows, which lie behind these.
         simd::fetch_far(end.wrapping_add(group * share), share);
         let elements = weight.elements(group);
-        for (nth, first) in rows.clone().step_by(EIGHT).enumerate() {
-            let to = &mut room.unpacked[nth / 2];
-            let lane = nth % 2 * EIGHT;
-            // SAFETY: blocks are inside of their rows, which are inside of the weight.
-            unsafe {
-                if let Some((lines, unit)) = weight.lines(first) {
-                    let lines = &lines[group * unit..];
-                    unpack::<B>(InterleavedRows::<B>::new(lines, lane), elements.len(), to, lane);
-                } else {
-                    let from = weight.codes.bytes(elements.start);
-                    let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
-                    unpack::<B>(of_rows, elements.len(), to, lane);
+        for (first, to) in rows.clone().step_by(SIDE).zip(&mut room.unpacked) {
+            let lines = weight.lines(first).map(|(lines, unit)| &lines[group * unit..]);
+            if let Some(lines) = lines.filter(|_| B::TAKEN_TOGETHER && elements.len() == GROUP) {
+                // SAFETY: blocks are inside of the weight.
+                unsafe { B::unpack_sixteen(InterleavedRows::<B>::new(lines, 0), to) };
+                continue;
+            }
+            for (first, lane) in (first..rows.end).step_by(EIGHT).zip([0, EIGHT]) {
+                // SAFETY: blocks are inside of their rows, which are inside of the weight.
+                unsafe {
+                    if let Some(lines) = lines {
+                        unpack::<B>(InterleavedRows::<B>::new(lines, lane), elements.len(), to, lane);
+                    } else {
+                        let from = weight.codes.bytes(elements.start);
+                        let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
+                        unpack::<B>(of_rows, elements.len(), to, lane);
+                    }
                 }
             }
         }

@@ -9,7 +9,7 @@ use crate::interleave::{Interleaving, Line};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::int8::avx2::{Fours, FoursOfAvx512, Pairs};
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::int8::avx512::{self, OneRow};
+use crate::kernels::int8::avx512::{self, Wide};
 #[cfg(target_arch = "aarch64")]
 use crate::kernels::int8::neon::{Fours, Matrices, Pairs};
 #[cfg(target_arch = "x86_64")]
@@ -17,10 +17,10 @@ use crate::kernels::int8::stream;
 use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, unit};
 
 #[cfg(target_arch = "aarch64")]
-use super::Interleaved as OneRow;
+use super::Interleaved as Wide;
 
 /// The product of one row of the weight, `blocks`, with one of x: exact sums of codes, floats in the order of K.
-fn product<B: OneRow>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32 {
+fn product<B: Wide>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32 {
     let (of_x, sums, mut total) = (x.codes(row), x.sums(row), 0f32);
     for (group, blocks) in blocks.chunks(GROUP / B::ELEMENTS * B::BYTES).enumerate() {
         let mut sum = 0f32;
@@ -69,7 +69,7 @@ enum Instructions {
 }
 
 /// Checks products by `by` of a weight of `columns` rows with `rows` of x.
-fn check<B: OneRow>(
+fn check<B: Wide>(
     (by, interleaved): (Instructions, bool),
     format: &FormatRef,
     data: &[u8],

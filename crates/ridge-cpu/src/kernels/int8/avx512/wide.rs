@@ -1,4 +1,5 @@
-//! One row of x by blocks of 16 rows of a weight, which are multiplied as they are taken apart: nothing goes through memory.
+//! Blocks of 16 rows of a weight: multiplied by one row of x as they are taken apart, so that nothing goes through memory, or
+//! taken apart once for several rows of x.
 //!
 //! A vector holds a word of each of the 16 rows ([`SixteenRows`]); codes, scales and minima come from it by shifts and masks.
 //!
@@ -10,19 +11,19 @@ use std::arch::x86_64::{
     __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
     _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
     _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_sllv_epi32,
-    _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_xor_si512,
+    _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_store_ps, _mm512_store_si512, _mm512_xor_si512,
 };
 
 use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use super::super::interleaved::Interleaved;
-use super::super::scale::{GROUP, SUMMED};
+use super::super::scale::{GROUP, SIDE, SUMMED};
 use super::super::unpack::Vectors;
 use super::rows::SixteenRows;
 
 /// A group of K of the row of x.
 pub(in crate::kernels::int8) struct RowOfX<'a> {
-    /// Its codes, arranged by [`OneRow::arrange`].
+    /// Its codes, arranged by [`Wide::arrange`].
     pub(super) codes: &'a [u8; ARRANGED],
     /// Sums of codes over what shares a scale, at its first 16 elements, and what integers begin with.
     pub(super) sums: &'a [f32; GROUP / SUMMED],
@@ -47,10 +48,45 @@ impl RowOfX<'_> {
 /// Bytes of a group of codes of x, arranged: the most that a format takes.
 pub(in crate::kernels::int8) const ARRANGED: usize = 8 * Q8_0::BYTES;
 
-/// A format of which one row of x may multiply blocks as they are taken apart.
-pub(in crate::kernels::int8) trait OneRow: Interleaved + Vectors {
-    /// Is it so?
-    const FUSED: bool = false;
+/// A group of K, or the first part of one, of 16 rows.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(in crate::kernels::int8) struct WideCodes {
+    /// [`Above::ABOVE`](super::super::scale::Above::ABOVE) what they are: four of each row for each four elements.
+    pub(super) codes: [[u8; 4 * SIDE]; GROUP / 4],
+    /// For each 16 or 32 elements that share one.
+    pub(super) scales: [[f32; SIDE]; GROUP / SUMMED],
+    /// As scales, where the format has them.
+    pub(super) minima: [[f32; SIDE]; GROUP / SUMMED],
+}
+
+impl WideCodes {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn put(&mut self, word: usize, codes: __m512i) {
+        // SAFETY: 64 bytes, aligned as they lie in a structure so aligned.
+        unsafe { _mm512_store_si512(self.codes[word].as_mut_ptr().cast(), codes) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn put_scale(&mut self, group: usize, scale: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_store_ps(self.scales[group].as_mut_ptr(), scale) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn put_minimum(&mut self, group: usize, minimum: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_store_ps(self.minima[group].as_mut_ptr(), minimum) }
+    }
+}
+
+/// A format whose blocks of 16 rows may be taken apart together.
+pub(in crate::kernels::int8) trait Wide: Interleaved + Vectors {
+    /// Is it so? Others are taken apart eight rows at a time.
+    const TAKEN_TOGETHER: bool = false;
 
     /// Codes of x in the order in which they are multiplied.
     fn arrange(x: &[u8; GROUP], to: &mut [u8; ARRANGED]) {
@@ -62,7 +98,15 @@ pub(in crate::kernels::int8) trait OneRow: Interleaved + Vectors {
     /// # Safety
     /// There is AVX-512 VNNI, and there are blocks of 256 elements at every row.
     unsafe fn sum(_rows: impl SixteenRows, _x: &RowOfX<'_>) -> __m512 {
-        unreachable!("{} is taken apart before it is multiplied", Self::NAME)
+        unreachable!("{} is taken apart eight rows at a time", Self::NAME)
+    }
+
+    /// Takes apart a group of K of 16 rows.
+    ///
+    /// # Safety
+    /// As for [`Wide::sum`].
+    unsafe fn unpack_sixteen(_rows: impl SixteenRows, _to: &mut WideCodes) {
+        unreachable!("{} is taken apart eight rows at a time", Self::NAME)
     }
 }
 
@@ -95,8 +139,8 @@ fn nibbles(bytes: __m512i) -> [__m512i; 2] {
     [_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), low)]
 }
 
-impl OneRow for Q8_0 {
-    const FUSED: bool = true;
+impl Wide for Q8_0 {
+    const TAKEN_TOGETHER: bool = true;
 
     /// Two blocks are 17 words: the scale of the first one is half a word, and that of the second one the other half of its
     /// ninth. Codes of x are zeros there.
@@ -135,6 +179,23 @@ impl OneRow for Q8_0 {
             sum = add_block(sum, integers, halves(_mm512_srli_epi32::<16>(shared)));
         }
         sum
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    unsafe fn unpack_sixteen(rows: impl SixteenRows, to: &mut WideCodes) {
+        for pair in 0..4 {
+            for odd in 0..2 {
+                let (block, at) = (2 * pair + odd, 68 * pair + 34 * odd);
+                // SAFETY: 272 bytes are eight blocks, of which an even one is followed by another.
+                let [scale, first, last] = unsafe { [at, at + 2, at + 18].map(|at| rows.words(at)) };
+                to.put_scale(block, halves(scale[0]));
+                for nth in 0..4 {
+                    to.put(8 * block + nth, _mm512_xor_si512(first[nth], _mm512_set1_epi8(-128)));
+                    to.put(8 * block + 4 + nth, _mm512_xor_si512(last[nth], _mm512_set1_epi8(-128)));
+                }
+            }
+        }
     }
 }
 
@@ -177,28 +238,49 @@ impl PackedScales {
         }
     }
 
+    /// Scales and minima of groups `2 pair` and the next; pairs come in order.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn pair(&mut self, pair: usize) -> [[__m512; 2]; 2] {
+        if pair == 2 {
+            (self.scales[0], self.minima[0]) = (self.scales[1], self.minima[1]);
+        }
+        let mut of_pair = [[_mm512_setzero_ps(); 2]; 2];
+        for of_group in &mut of_pair {
+            let scale = _mm512_mul_ps(self.scale, _mm512_cvtepi32_ps(field(self.scales[0], 0, 63)));
+            let minimum = _mm512_mul_ps(self.minimum, _mm512_cvtepi32_ps(field(self.minima[0], 0, 63)));
+            *of_group = [scale, minimum];
+            self.scales[0] = _mm512_srli_epi32::<8>(self.scales[0]);
+            self.minima[0] = _mm512_srli_epi32::<8>(self.minima[0]);
+        }
+        of_pair
+    }
+
     /// Adds the products of groups `2 pair` and the next, which share their bytes, to `sum`; pairs come in order.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     fn add_pair(&mut self, sum: __m512, pair: usize, integers: [__m512i; 2], of_x: &[f32; GROUP / SUMMED]) -> __m512 {
-        if pair == 2 {
-            (self.scales[0], self.minima[0]) = (self.scales[1], self.minima[1]);
-        }
         let mut sum = sum;
-        for of in 0..2 {
-            let scale = _mm512_mul_ps(self.scale, _mm512_cvtepi32_ps(field(self.scales[0], 0, 63)));
-            let minimum = _mm512_mul_ps(self.minimum, _mm512_cvtepi32_ps(field(self.minima[0], 0, 63)));
+        for (of, [scale, minimum]) in self.pair(pair).into_iter().enumerate() {
             sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[of]), scale, sum);
             sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x[2 * (2 * pair + of)]), sum);
-            self.scales[0] = _mm512_srli_epi32::<8>(self.scales[0]);
-            self.minima[0] = _mm512_srli_epi32::<8>(self.minima[0]);
         }
         sum
     }
+
+    /// Writes what [`PackedScales::pair`] gives.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn put_pair(&mut self, pair: usize, to: &mut WideCodes) {
+        for (of, [scale, minimum]) in self.pair(pair).into_iter().enumerate() {
+            to.put_scale(2 * pair + of, scale);
+            to.put_minimum(2 * pair + of, minimum);
+        }
+    }
 }
 
-impl OneRow for Q4K {
-    const FUSED: bool = true;
+impl Wide for Q4K {
+    const TAKEN_TOGETHER: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -222,10 +304,30 @@ impl OneRow for Q4K {
         }
         sum
     }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    unsafe fn unpack_sixteen(rows: impl SixteenRows, to: &mut WideCodes) {
+        // SAFETY: a block is 144 bytes.
+        let mut scales = PackedScales::new(unsafe { rows.words(0) });
+        for pair in 0..4 {
+            for part in 0..2 {
+                // SAFETY: as above.
+                let words = unsafe { rows.words(16 + 32 * pair + 16 * part) };
+                for nth in 0..4 {
+                    let first = 16 * pair + 4 * part + nth;
+                    let [low, high] = nibbles(words[nth]);
+                    to.put(first, low);
+                    to.put(first + 8, high);
+                }
+            }
+            scales.put_pair(pair, to);
+        }
+    }
 }
 
-impl OneRow for Q5K {
-    const FUSED: bool = true;
+impl Wide for Q5K {
+    const TAKEN_TOGETHER: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -251,17 +353,57 @@ impl OneRow for Q5K {
         }
         sum
     }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    unsafe fn unpack_sixteen(rows: impl SixteenRows, to: &mut WideCodes) {
+        // SAFETY: a block is 176 bytes.
+        let (mut scales, fifths) = unsafe { (PackedScales::new(rows.words(0)), [rows.words(16), rows.words(32)]) };
+        for pair in 0..4 {
+            for part in 0..2 {
+                // SAFETY: as above.
+                let words = unsafe { rows.words(48 + 32 * pair + 16 * part) };
+                for nth in 0..4 {
+                    let first = 16 * pair + 4 * part + nth;
+                    let [low, high] = nibbles(words[nth]);
+                    to.put(first, _mm512_or_si512(low, fifth(fifths[part][nth], 2 * pair)));
+                    to.put(first + 8, _mm512_or_si512(high, fifth(fifths[part][nth], 2 * pair + 1)));
+                }
+            }
+            scales.put_pair(pair, to);
+        }
+    }
 }
 
-impl OneRow for Q6K {
-    const FUSED: bool = true;
+/// Codes of 6 bits of elements 32 apart, whose upper bits are in `two` and lower ones are nibbles of two words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn six_bits(two: __m512i, bytes: [__m512i; 2]) -> [__m512i; 4] {
+    let mut bits = [_mm512_slli_epi32::<4>(two), _mm512_slli_epi32::<2>(two), two, _mm512_srli_epi32::<2>(two)];
+    let ([a, c], [b, d]) = (nibbles(bytes[0]), nibbles(bytes[1]));
+    let lower = [a, b, c, d];
+    for of in 0..4 {
+        bits[of] = _mm512_or_si512(lower[of], _mm512_and_si512(bits[of], _mm512_set1_epi8(0x30)));
+    }
+    bits
+}
+
+/// Byte `nth` of 16, which is signed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn signed_byte(words: [__m512i; 4], nth: usize) -> __m512 {
+    let above = _mm512_sllv_epi32(words[nth / 4], _mm512_set1_epi32(24 - nth as i32 % 4 * 8));
+    _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(above))
+}
+
+impl Wide for Q6K {
+    const TAKEN_TOGETHER: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn sum(rows: impl SixteenRows, x: &RowOfX<'_>) -> __m512 {
         // SAFETY: a block is 210 bytes, its last ones an f16.
         let (groups, scale) = unsafe { (rows.words(192), halves(_mm512_srli_epi32::<16>(rows.words(194)[3]))) };
-        let upper = _mm512_set1_epi8(0x30);
         let mut sum = _mm512_setzero_ps();
         for half in 0..2 {
             let mut integers = [_mm512_setzero_si512(); 8];
@@ -276,33 +418,50 @@ impl OneRow for Q6K {
                 };
                 for nth in 0..4 {
                     let first = 32 * half + 4 * part + nth;
-                    // The upper bits of elements 32 apart, whose lower ones are nibbles of two words.
-                    let two = uppers[nth];
-                    let bits =
-                        [_mm512_slli_epi32::<4>(two), _mm512_slli_epi32::<2>(two), two, _mm512_srli_epi32::<2>(two)];
-                    let ([a, c], [b, d]) = (nibbles(bytes[0][nth]), nibbles(bytes[1][nth]));
-                    let lower = [a, b, c, d];
+                    let codes = six_bits(uppers[nth], [bytes[0][nth], bytes[1][nth]]);
                     for of in 0..4 {
-                        let codes = _mm512_or_si512(lower[of], _mm512_and_si512(bits[of], upper));
                         let sum = &mut integers[2 * of + part];
-                        *sum = _mm512_dpbusd_epi32(*sum, codes, x.word(first + 8 * of));
+                        *sum = _mm512_dpbusd_epi32(*sum, codes[of], x.word(first + 8 * of));
                     }
                 }
             }
             for nth in 0..8 {
-                let group = 8 * half + nth;
-                let above = _mm512_sllv_epi32(groups[group / 4], _mm512_set1_epi32(24 - group as i32 % 4 * 8));
-                let of_group = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(above)));
+                let of_group = _mm512_mul_ps(scale, signed_byte(groups, 8 * half + nth));
                 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[nth]), of_group, sum);
             }
         }
         sum
     }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    unsafe fn unpack_sixteen(rows: impl SixteenRows, to: &mut WideCodes) {
+        // SAFETY: a block is 210 bytes, its last ones an f16.
+        let (groups, scale) = unsafe { (rows.words(192), halves(_mm512_srli_epi32::<16>(rows.words(194)[3]))) };
+        for half in 0..2 {
+            for part in 0..2 {
+                // SAFETY: as above.
+                let (uppers, bytes) = unsafe {
+                    let (at, of_upper) = (64 * half + 16 * part, 128 + 32 * half + 16 * part);
+                    (rows.words(of_upper), [rows.words(at), rows.words(at + 32)])
+                };
+                for nth in 0..4 {
+                    let codes = six_bits(uppers[nth], [bytes[0][nth], bytes[1][nth]]);
+                    for of in 0..4 {
+                        to.put(32 * half + 4 * part + nth + 8 * of, codes[of]);
+                    }
+                }
+            }
+        }
+        for group in 0..16 {
+            to.put_scale(group, _mm512_mul_ps(scale, signed_byte(groups, group)));
+        }
+    }
 }
 
-/// Formats that are taken apart before they are multiplied.
+/// Formats that are taken apart eight rows at a time.
 macro_rules! taken_apart {
-    ($($format:ident)*) => { $(impl OneRow for $format {})* };
+    ($($format:ident)*) => { $(impl Wide for $format {})* };
 }
 
 taken_apart!(Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Iq4Xs Mxfp4 Q2K Q3K);
