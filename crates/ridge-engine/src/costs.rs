@@ -91,6 +91,8 @@ impl StepCost {
             .with(symbols::ROWS, sequences.len())
             .with(symbols::TOKENS, sequences.iter().map(|s| s.1).sum::<usize>())
             .with(symbols::SEQS, sequences.len())
+            // Of lines those of the step's sequences.
+            .with(symbols::STATE_LINES, sequences.len())
             .with(symbols::TABLE, sequences.iter().map(blocks).max().unwrap_or(0))
             .with(symbols::BLOCKS, sequences.iter().map(blocks).sum::<usize>());
         for window in &self.windows {

@@ -32,6 +32,12 @@ pub const STEPS_IN_FLIGHT: usize = 2;
 /// Snapshots of states of a fixed size that are kept for each sequence that may run, for later prompts.
 pub const SNAPSHOTS: usize = 4;
 
+/// Lines of states of a fixed size for so many sequences: those that all of them own at most, that of the tokens that are
+/// complete and one for each step in flight, and [`SNAPSHOTS`] for each sequence.
+pub fn state_lines(sequences: usize) -> usize {
+    sequences * (1 + STEPS_IN_FLIGHT + SNAPSHOTS)
+}
+
 /// How much an engine can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -58,10 +64,9 @@ impl EngineOptions {
         (self.sequences * window_blocks(window, tokens, block_size)).min(self.cache_blocks(block_size))
     }
 
-    /// Lines of states of a fixed size: those that all sequences own at most, that of the tokens that are complete and one
-    /// for each step in flight, and [`SNAPSHOTS`] for each sequence.
+    /// Lines of states of a fixed size: see [`state_lines`].
     pub fn state_lines(&self) -> usize {
-        self.sequences * (1 + STEPS_IN_FLIGHT + SNAPSHOTS)
+        state_lines(self.sequences)
     }
 }
 

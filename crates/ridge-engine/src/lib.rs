@@ -36,7 +36,9 @@ pub use cache::window_blocks;
 pub use classify::Classifier;
 pub use draft::Ngram;
 pub use embed::{EmbedOptions, Embedder, TextTokens, similarities};
-pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, SNAPSHOTS, STEPS_IN_FLIGHT, SequenceId, Start};
+pub use engine::{
+    Engine, EngineOptions, Next, Outcome, Row, SAMPLED, SNAPSHOTS, STEPS_IN_FLIGHT, SequenceId, Start, state_lines,
+};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
 pub use programs::{MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, row_widths, served};

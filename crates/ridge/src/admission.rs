@@ -210,7 +210,8 @@ impl StepProgram {
             .with(symbols::BIASES, ridge_engine::MAX_BIASES)
             .with(symbols::BREAKERS, LIST_ENTRIES)
             .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
-            .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32));
+            .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32))
+            .with(symbols::STATE_LINES, ridge_engine::state_lines(step.sequences));
         let bindings = with_blocks(&model.graph, bindings, table * step.sequences);
         Ok(self.program.memory(&bindings)?)
     }

@@ -28,6 +28,20 @@ fn each_test_stands_beside_its_floor() {
 }
 
 #[test]
+fn models_with_states_of_a_fixed_size_run_and_have_floors() {
+    for family in ["mamba2", "lfm2", "qwen3_next"] {
+        let folder = format!("{}/../../fixtures/families/{family}", env!("CARGO_MANIFEST_DIR"));
+        let sizes = ["--prompt", "8", "--generate", "4", "--repeat", "1", "--batch", "2", "--threads", "1"];
+        let object = json(&[&["bench", "--json", "--model", &folder], &sizes[..]].concat());
+        let results = object["results"].as_array().unwrap();
+        assert!(
+            results.len() == 2 && results.iter().all(|r| r["modelled"]["floor_seconds"].as_f64() > Some(0.0)),
+            "{family}: {object}"
+        );
+    }
+}
+
+#[test]
 fn floors_are_of_products_like_those_of_the_model() {
     let rate = |args: &[&str]| {
         let object = json(&[&["bench", "--json", "--prompt", "4", "--generate", "0", "--repeat", "1"], args].concat());

@@ -36,3 +36,14 @@ fn a_prompt_in_two_steps_computes_the_same_products_but_for_the_output() {
     assert_eq!(flops(&[(0, 100)]) + output, flops(&[(0, 37)]) + flops(&[(37, 63)]));
     assert_eq!(flops(&[(0, 100), (5, 1)]), flops(&[(0, 100)]) + flops(&[(5, 1)]));
 }
+
+#[test]
+fn a_step_of_a_recurrent_model_reads_the_state_of_its_sequences() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/families/mamba2");
+    let config = ModelFiles::open(Some(folder.as_ref())).and_then(|files| files.config()).expect("is there");
+    let model = config.build(&BuildOptions::default()).expect("builds");
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
+    let cost = StepCost::new(&model, 512, cpu.kernels()).expect("lowers");
+    let bytes = |sequences: &[(usize, usize)]| cost.at(sequences).expect("bound").bytes;
+    assert!(bytes(&[(10, 1), (20, 1)]) > bytes(&[(10, 1)]));
+}
