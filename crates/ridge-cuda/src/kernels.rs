@@ -29,11 +29,12 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 24] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 25] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
     attention::DECODE,
+    attention::LATENT,
     attention::PROMPT,
     attention::TILES,
     attention_training::GRADIENT_SM90,

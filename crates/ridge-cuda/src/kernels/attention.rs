@@ -1,6 +1,6 @@
 //! Attention over the paged cache. On Hopper `kernels/attention_sm90.cu` takes prompts and `kernels/attention_decode.cu` the
 //! tokens that a step has few of a sequence; elsewhere `kernels/attention_tiles.cu` takes steps of prompts.
-//! `kernels/attention.cu` is for any dtype and head size.
+//! `kernels/attention_latent.cu` is for caches of latents on Hopper, and `kernels/attention.cu` for any dtype and head size.
 
 use ridge_graph::ops::{PagedAttention, Rope};
 use ridge_graph::{DType, Function, Sym};
@@ -23,6 +23,8 @@ pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
 ))
 .with_tiles()
 .early_launch();
+pub(super) const LATENT: KernelText<'_> =
+    KernelText::new(include_str!("../../kernels/attention_latent.cu")).with_tiles().early_launch();
 pub(super) const PROMPT: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/runs.cuh"), include_str!("../../kernels/attention_sm90.cu")))
         .with_hopper()
@@ -57,9 +59,11 @@ fn supports(body: &Function, kv: usize) -> bool {
     let plain = composite::<PagedAttention>(body).is_some_and(|op| !op.chunked);
     plain
         && kv[2].as_const().is_some_and(|heads| heads > 0)
-        && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
+        && kv[4].as_const().is_some_and(|dim| (1..=MOST).contains(&dim))
 }
 
+/// Elements of the widest heads: those that [`LATENT`] has room for.
+const MOST: usize = 640;
 /// Positions of a cache below which another span is not worth its joining.
 const LEAST: usize = 64;
 /// The most spans of a token: `SPANS` of the text.
@@ -104,7 +108,7 @@ struct AttentionCall<'a> {
     /// Blocks of a sequence, of the cache, and tokens of a block.
     columns: usize,
     blocks: usize,
-    /// Sides of the cache: keys and values, or one that is both, which `kernels/attention.cu` alone takes.
+    /// Sides of the cache: keys and values, or one that is both.
     sides: usize,
     block: usize,
     cache: DType,
@@ -262,50 +266,109 @@ impl AttentionCall<'_> {
         Ok(kernel)
     }
 
+    /// Does [`AttentionCall::latent`] take this cache?
+    fn fits_latent(&self) -> bool {
+        let plain = self.op.window.is_none() && self.op.softcap.is_none();
+        let numbered = self.blocks * self.keys * self.block <= i32::MAX as usize;
+        let cores = matches!(self.dtype, DType::BF16 | DType::F16) && self.cache == self.dtype;
+        self.sides == 1 && plain && numbered && cores && self.dim.is_multiple_of(64)
+    }
+
+    /// On tensor cores, each token for itself, by rows that are keys and values at once.
+    fn latent(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+        let (mut kernel, q) = self.rotated(spec)?;
+        let parts = (self.heads / self.keys).div_ceil(16);
+        let spans = spans(self.tokens * self.keys * parts, self.columns * self.block);
+        let source = source("attention_latent", &self.defines(), &LATENT);
+        let used = kernel.scratch.next_multiple_of(16);
+        let mut rows = self.in_spans(source, q, used, [self.tokens, self.keys * parts], spans)?;
+        // Two buffers of rows; scores of four quarters of the elements, and weights.
+        set_shared(&mut rows, 2 * 64 * self.dim * 2 + 4 * 16 * 72 * 4 + 16 * 64 * 2);
+        kernel.actions.extend(rows.actions);
+        self.join(kernel, used, spans, &self.defines())
+    }
+
+    /// `source` over `across` blocks in each of `spans` spans of the positions, which leave what they make in scratch memory
+    /// behind the first `used` bytes.
+    fn in_spans(
+        &self,
+        source: std::sync::Arc<CudaSource>,
+        q: OperandSlot,
+        used: usize,
+        across: [usize; 2],
+        spans: usize,
+    ) -> Result<CudaKernel, String> {
+        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, spans]);
+        let mut args = self.inputs(q);
+        args.extend([
+            output(0),
+            LaunchArg::Pointer(OperandSlot::Scratch, used),
+            LaunchArg::Float(self.op.scale as f32),
+            n,
+        ]);
+        grid(source, [across[0], across[1], spans], 256, args)
+    }
+
+    /// `kernel`, and what puts its spans together if there are several.
+    fn join(
+        &self,
+        mut kernel: CudaKernel,
+        used: usize,
+        spans: usize,
+        defines: &[(&'static str, String)],
+    ) -> Result<CudaKernel, String> {
+        if spans > 1 {
+            let rows = self.tokens * self.heads;
+            let numbers = numbers(&[self.tokens, self.heads, spans]);
+            let args = vec![LaunchArg::Pointer(OperandSlot::Scratch, used), output(0), numbers];
+            let threads = self.dim.next_multiple_of(32).min(1024) as u32;
+            let source = source("attention_join", &[defines, &self.of_spans(1)].concat(), &ATTENTION);
+            kernel.actions.extend(grid(source, [rows, 1, 1], threads, args)?.actions);
+            kernel.scratch = used + rows * spans * (self.dim + 2) * 4;
+        }
+        Ok(kernel)
+    }
+
+    /// What [`ATTENTION`] defines besides: whether it joins, and how it reads.
+    fn of_spans(&self, joins: u8) -> Vec<(&'static str, String)> {
+        let [wide, lanes] = self.lanes();
+        vec![
+            ("CACHE", name(self.cache).into()),
+            ("SIDES", self.sides.to_string()),
+            ("WIDE", wide.to_string()),
+            ("LANES", lanes.to_string()),
+            ("SPANS", SPANS.to_string()),
+            ("JOIN", joins.to_string()),
+        ]
+    }
+
+    /// Elements of a load of a lane of [`ATTENTION`], and lanes of a position.
+    fn lanes(&self) -> [usize; 2] {
+        let size = self.cache.size_bytes();
+        let wide = [8, 4, 2, 1].into_iter().find(|w| self.dim.is_multiple_of(*w) && w * size <= 16).unwrap_or(1);
+        [wide, self.dim.div_ceil(wide).next_power_of_two().min(32)]
+    }
+
     /// Each token for itself, in any dtype.
     fn tokens(&self) -> Result<CudaKernel, String> {
         let share = self.heads / self.keys;
-        let size = self.cache.size_bytes();
-        let wide = [8, 4, 2, 1].into_iter().find(|w| self.dim.is_multiple_of(*w) && w * size <= 16).unwrap_or(1);
-        let lanes = self.dim.div_ceil(wide).next_power_of_two().min(32);
+        let [_, lanes] = self.lanes();
         // Shared memory holds the values of all groups: 36 kB at most.
         let most = 36_864 / (256 / lanes * (self.dim + 2) * 4);
         // A block for each head while there are few; then heads that share a key share its reading.
         let alone = self.tokens * self.heads <= FEW;
         let held = [4, 2].into_iter().filter(|_| !alone).find(|n| *n <= most && *n <= share).unwrap_or(1);
         let parts = share.div_ceil(held);
-        let across = self.tokens * self.keys * parts;
         // As many as fill the GPU, whatever the table's width: each token's positions are shared out on the device.
         let visible = (self.columns * self.block).min(self.op.window.unwrap_or(usize::MAX));
-        let spans = spans(across, visible);
+        let spans = spans(self.tokens * self.keys * parts, visible);
         let mut defines = self.defines();
         defines.extend(rope::rotation(self.rope));
-        defines.extend([
-            ("CACHE", name(self.cache).into()),
-            ("SIDES", self.sides.to_string()),
-            ("WIDE", wide.to_string()),
-            ("LANES", lanes.to_string()),
-            ("HEADS", held.to_string()),
-            ("SPANS", SPANS.to_string()),
-        ]);
-        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, spans]);
-        let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let mut args = self.inputs(OperandSlot::Input(0));
-        args.extend([output(0), scratch.clone(), LaunchArg::Float(self.op.scale as f32), n]);
-        let source_of = |entry, join: &str| {
-            let mut all = defines.clone();
-            all.push(("JOIN", join.into()));
-            source(entry, &all, &ATTENTION)
-        };
-        let mut kernel = grid(source_of("attention", "0"), [self.tokens, self.keys * parts, spans], 256, args)?;
-        if spans > 1 {
-            let rows = self.tokens * self.heads;
-            let args = vec![scratch, output(0), numbers(&[self.tokens, self.heads, spans])];
-            let threads = self.dim.next_multiple_of(32) as u32;
-            kernel.actions.extend(grid(source_of("attention_join", "1"), [rows, 1, 1], threads, args)?.actions);
-            kernel.scratch = rows * spans * (self.dim + 2) * 4;
-        }
-        Ok(kernel)
+        defines.push(("HEADS", held.to_string()));
+        let source = source("attention", &[&defines[..], &self.of_spans(0)].concat(), &ATTENTION);
+        let across = [self.tokens, self.keys * parts];
+        let kernel = self.in_spans(source, OperandSlot::Input(0), 0, across, spans)?;
+        self.join(kernel, 0, spans, &defines)
     }
 }
 
@@ -344,6 +407,17 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         cache: kv.dtype,
         dtype: q.dtype,
     };
+    if call.fits_latent() {
+        let (there, elsewhere) = (call.latent(spec)?, call.tokens()?);
+        return Ok(CudaKernel {
+            scratch: there.scratch.max(elsewhere.scratch),
+            actions: vec![DeviceAction::ByArch {
+                arch: PROMPT_ARCH,
+                actions: there.actions,
+                otherwise: elsewhere.actions,
+            }],
+        });
+    }
     let cores = *sides == 2 && op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
     // Rows of the cache are numbered by 32 bits there.
     let numbered = blocks * 2 * keys * block <= i32::MAX as usize;

@@ -338,12 +338,14 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     const SLOPES: [bool; 3] = [false, true, false];
     const SINKS: [bool; 3] = [false, false, true];
     // With one side.
-    let one_sided: [Case<'_>; 5] = [
+    let one_sided: [Case<'_>; 7] = [
         (&[(0, 20), (7, 1)], 2, 4, 1, 4, 1, 16, dtype, None, None),
         (&[(33, 1), (63, 1), (64, 1), (0, 5)], 1, 16, 0, 16, 1, 36, dtype, None, None),
         (&[(5, 2), (0, 9)], 0, 16, 0, 4, 2, 8, dtype, None, None),
         (&[(33, 12), (530, 1)], 1, 16, 0, 16, 1, 96, DType::BF16, None, None),
         (&[(33, 2), (20, 17)], 0, 16, 0, 8, 1, 32, DType::I8, None, None),
+        (&[(70, 3), (0, 9), (530, 1)], 1, 16, 0, 20, 1, 64, dtype, None, None),
+        (&[(130, 1)], 0, 8, 1, 8, 2, 192, dtype, None, None),
     ];
     // The same, and whether there are chunks, slopes and sinks.
     let more: [(Case<'_>, [bool; 3]); 9] = [
