@@ -11,6 +11,7 @@ pub mod data;
 mod error;
 mod experts;
 mod export;
+mod fp8;
 mod guard;
 mod initial;
 pub mod log;

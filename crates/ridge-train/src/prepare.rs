@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::data::{Corpus, Vocabulary};
 use crate::error::{Result, TrainError, io_error};
 use crate::experts::{balance_biases, routed};
+use crate::fp8;
 use crate::mup::WidthScaling;
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
 use crate::recompute::RecomputeLevel;
@@ -31,7 +32,7 @@ pub struct Prepared {
     pub config: ModelConfig,
     /// The files whose weights are trained on, if any.
     pub from: Option<ModelFiles>,
-    /// The training graph, without dropout and z-loss: what losses are measured with.
+    /// The training graph, without dropout, z-loss and products in 8 bits: what losses are measured with.
     pub graph: Graph,
     /// The graph that is differentiated, with dropout and what is asked of routing.
     trained: Graph,
@@ -97,19 +98,20 @@ impl Prepared {
         let trained = if settings.train.z_loss > 0.0 { built(settings.train.z_loss)? } else { graph.clone() };
         let tokens = settings.train.batch_size * length;
         let (trained, experts) = routed(trained, &settings.experts, config.model_type(), tokens)?;
+        let mut kept = vec!["loss_sum", "target_count"];
+        if !experts.is_empty() {
+            kept.extend([passes::EXPERT_LOAD, passes::EXPERT_DROPPED]);
+        }
         let [residual, attention] = [settings.model.dropout, settings.model.attention_dropout];
         let trained = if residual == 0.0 && attention == 0.0 {
             trained
         } else {
             let mut pruned = trained;
-            let mut kept = vec!["loss_sum", "target_count"];
-            if !experts.is_empty() {
-                kept.extend([passes::EXPERT_LOAD, passes::EXPERT_DROPPED]);
-            }
             passes::prune(&mut pruned, &kept)?;
             let places = passes::DropoutPlaces { residual, attention, scopes: &config.residual_scopes() };
             passes::with_dropout(&pruned, &places)?
         };
+        let trained = fp8::with_products(trained, &kept, &settings.train)?;
         let weights = trained_weights(&graph);
         let role = |name: &str, rank: usize| config.weight_role(name, rank);
         let width = WidthScaling::new(&settings, &config, &weights)?;
@@ -128,7 +130,8 @@ impl Prepared {
         let (parts, ema) = (train.accumulation, optimizer.ema);
         let experts = self.experts.first().map(|layer| [self.experts.len(), layer.experts]);
         let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
-        let plan = StepPlan { graph, updates, precision, parts, ema, experts, recompute };
+        let fp8_history = train.fp8_history;
+        let plan = StepPlan { graph, updates, precision, parts, ema, experts, fp8_history, recompute };
         Ok(plan.schedule()?)
     }
 
@@ -207,6 +210,12 @@ impl Prepared {
             if self.settings.optimizer.ema > 0.0 {
                 let (name, ty) = (ema_name(&update.name), Type::tensor(DType::F32, update.shape.clone()));
                 kept.push(KeptState { saved: name.clone(), name, ty, fill: None });
+            }
+        }
+        for arg in fp8::magnitudes(&self.trained) {
+            let (history, ty) = fp8::history(arg, self.settings.train.fp8_history);
+            for (name, ty) in [(arg.name.to_string(), arg.ty.clone()), (history, ty)] {
+                kept.push(KeptState { saved: format!("fp8.{name}"), name, ty, fill: Some(0) });
             }
         }
         kept

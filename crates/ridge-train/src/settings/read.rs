@@ -165,6 +165,7 @@ fn check(settings: &Settings) -> Result<()> {
         ("data.sequence_length", *sequence_length, 1 << 24),
         ("train.batch_size", *batch_size, 1 << 20),
         ("train.accumulation", *accumulation, 1 << 20),
+        ("train.fp8_history", train.fp8_history, 1 << 20),
     ];
     for (key, value, most) in sizes {
         if value == 0 || value > most {

@@ -3,6 +3,7 @@
 mod common;
 mod experts;
 mod families;
+mod fp8;
 mod mup;
 mod optimisers;
 mod precision;
