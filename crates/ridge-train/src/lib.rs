@@ -33,7 +33,7 @@ pub use guard::{LossScale, LossStatistics, Refusal};
 pub use initial::{initial_weight, usual_initialization};
 pub use mup::WidthScaling;
 pub use optimizer::{UpdateOp, UpdateState, WeightUpdate, weight_updates};
-pub use prepare::{KeptState, Prepared};
+pub use prepare::{KeptState, OpPrecisions, Prepared, StoredKind};
 pub use rate::learning_rate;
 pub use recompute::RecomputeLevel;
 pub use run::{RunEnd, train};

@@ -1,13 +1,14 @@
 //! From settings to graphs: the model's configuration, its training graph, the updates of its weights, the schedule of a step.
 
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ridge_graph::passes::RoutedLayer;
-use ridge_graph::{Bindings, DType, Graph, Type, passes};
+use ridge_graph::passes::{OpPrecision, RoutedLayer};
+use ridge_graph::{Bindings, DType, Graph, Role, Type, passes};
 use ridge_hw::units::Bytes;
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles, training_bindings};
-use ridge_runtime::{Backend, ProgramCache, Schedule};
+use ridge_runtime::{Backend, ProgramCache, Schedule, Stage, Times};
 use serde_json::Value;
 
 use crate::data::{Corpus, Vocabulary};
@@ -150,8 +151,7 @@ impl Prepared {
         let mut next = 0;
         while low < high {
             let schedule = self.schedule_at(levels[next])?;
-            let needed = memory(&schedule, &self.bindings(), &ProgramCache::new(Arc::clone(backend)))?;
-            let needed = needed.iter().sum();
+            let needed = self.memory_of(&schedule, &ProgramCache::new(Arc::clone(backend)))?.iter().sum();
             least = least.min(needed);
             if needed <= budget {
                 high = next;
@@ -226,18 +226,68 @@ impl Prepared {
         optimizer_name(self.settings.optimizer.name)
     }
 
-    /// Bytes that a run allocates on the device: parameters, and what programs need besides.
+    /// Bytes that a run allocates on the device: parameters, and what the programs of steps and of validation need besides.
+    /// Samples of text, if there are any, add the programs and the cache of an engine.
     ///
     /// # Errors
     /// When a program cannot be compiled.
     pub fn memory(&self, programs: &ProgramCache) -> Result<[u64; 2]> {
-        memory(&self.schedule, &self.bindings(), programs)
+        self.memory_of(&self.schedule, programs)
+    }
+
+    fn memory_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<[u64; 2]> {
+        let bindings = self.bindings();
+        let mut all = schedule.clone();
+        let (graph, outputs) = (self.graph.clone(), EVALUATED.to_vec());
+        all.stages.push(Stage { name: "evaluate", graph, outputs, times: Times::Once });
+        let parameters = all.parameter_bytes(&bindings, &**programs.backend())?;
+        Ok([parameters, all.memory(programs, &bindings)?.on_device() as u64])
+    }
+
+    /// In which precision the programs of a step compute, by stage: each op at each choice of types, and how often it is applied.
+    ///
+    /// # Errors
+    /// Those of the decomposition of an op.
+    pub fn precisions(&self) -> Result<Vec<(&'static str, OpPrecisions)>> {
+        let of = |stage: &Stage| Ok((stage.name, passes::op_precisions(&stage.graph)?));
+        self.schedule.stages.iter().map(of).collect()
+    }
+
+    /// What a step keeps between its programs, by kind (`weights`, `master`, `gradient`, `optimizer.m` and so on): the dtypes
+    /// that it is stored in, and bytes.
+    ///
+    /// # Errors
+    /// When the shape of a state is not constant.
+    pub fn stored(&self) -> Result<Vec<StoredKind>> {
+        let mut kinds: BTreeMap<(String, DType), u64> = BTreeMap::new();
+        let mut seen = HashSet::new();
+        let args = self.schedule.stages.iter().flat_map(|stage| &stage.graph.main().args);
+        for arg in args.filter(|arg| matches!(arg.role, Role::Weight | Role::State) && seen.insert(&*arg.name)) {
+            let of = |update: &WeightUpdate| arg.name.strip_suffix(update.name.as_str()).map(str::to_owned);
+            let kind = self.updates.iter().find_map(of).unwrap_or_else(|| "other".to_owned());
+            let kind = if kind.is_empty() { "weights".to_owned() } else { kind.trim_end_matches('.').to_owned() };
+            let bytes = arg.ty.bytes().eval(&self.bindings()).map_err(ridge_runtime::RuntimeError::from)?;
+            *kinds.entry((kind, arg.ty.dtype)).or_default() += u64::try_from(bytes).unwrap_or(u64::MAX);
+        }
+        Ok(kinds.into_iter().map(|((kind, dtype), bytes)| StoredKind { kind, dtype, bytes }).collect())
     }
 }
 
-fn memory(schedule: &Schedule, bindings: &Bindings, programs: &ProgramCache) -> Result<[u64; 2]> {
-    let parameters = schedule.parameter_bytes(bindings)?;
-    Ok([parameters, schedule.memory(programs, bindings)?.on_device() as u64])
+/// The output of the training graph that losses are measured by.
+pub(crate) const EVALUATED: [&str; 1] = ["loss_sum"];
+
+/// Ops with how often each is applied.
+pub type OpPrecisions = Vec<(OpPrecision, usize)>;
+
+/// Parameters of one kind and dtype.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredKind {
+    /// What they are, such as `weights`, `master` or `gradient`.
+    pub kind: String,
+    /// Their dtype.
+    pub dtype: DType,
+    /// Bytes of all.
+    pub bytes: u64,
 }
 
 fn optimizer_name(name: OptimizerName) -> String {

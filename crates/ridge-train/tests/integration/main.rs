@@ -4,6 +4,7 @@ mod common;
 mod experts;
 mod families;
 mod fp8;
+mod memory;
 mod mup;
 mod optimisers;
 mod precision;
