@@ -35,11 +35,14 @@ impl MlflowRun {
         if !meta.is_file() {
             let [name, id] = EXPERIMENT;
             let now = milliseconds(began);
-            write(&meta, &format!(
-                "artifact_location: {}\ncreation_time: {now}\nexperiment_id: '{id}'\nlast_update_time: {now}\n\
+            write(
+                &meta,
+                &format!(
+                    "artifact_location: {}\ncreation_time: {now}\nexperiment_id: '{id}'\nlast_update_time: {now}\n\
                  lifecycle_stage: active\nname: {name}\n",
-                uri(&experiment)
-            ))?;
+                    uri(&experiment)
+                ),
+            )?;
         }
         let run = Self { folder: experiment.join(id), id: id.to_owned(), name: name.to_owned(), began };
         for part in ["artifacts", "metrics", "params", "tags"] {
@@ -91,14 +94,17 @@ impl MlflowRun {
         let end = ended.map_or_else(|| "null".to_owned(), |_| milliseconds(seconds()).to_string());
         let Self { folder, id, name, began } = self;
         let quoted = Value::from(name.as_str());
-        write(&folder.join("meta.yaml"), &format!(
-            "artifact_uri: {}\nend_time: {end}\nentry_point_name: ''\nexperiment_id: '{}'\nlifecycle_stage: active\n\
+        write(
+            &folder.join("meta.yaml"),
+            &format!(
+                "artifact_uri: {}\nend_time: {end}\nentry_point_name: ''\nexperiment_id: '{}'\nlifecycle_stage: active\n\
              run_id: '{id}'\nrun_name: {quoted}\nrun_uuid: '{id}'\nsource_name: ''\nsource_type: 4\nsource_version: ''\n\
              start_time: {}\nstatus: {status}\ntags: []\nuser_id: ''\n",
-            uri(&folder.join("artifacts")),
-            EXPERIMENT[1],
-            milliseconds(*began)
-        ))
+                uri(&folder.join("artifacts")),
+                EXPERIMENT[1],
+                milliseconds(*began)
+            ),
+        )
     }
 }
 

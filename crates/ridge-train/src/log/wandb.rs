@@ -36,7 +36,9 @@ impl WandbRun {
     /// When it cannot be written.
     pub fn create(folder: &Path, project: &str, id: &str, name: &str, settings: &[(String, Value)]) -> Result<Self> {
         let began = seconds();
-        let folder = folder.join("wandb").join(format!("offline-run-{}-{id}", date(began as u64)));
+        // A run that is started twice within a second has two folders.
+        let named = |at: u64| folder.join("wandb").join(format!("offline-run-{}-{id}", date(at)));
+        let folder = (began as u64..).map(named).find(|folder| !folder.exists()).unwrap_or_else(|| named(0));
         for part in ["files", "logs"] {
             let part = folder.join(part);
             create_dir_all(&part).map_err(|cause| io_error(&part, "make the folder", &cause))?;

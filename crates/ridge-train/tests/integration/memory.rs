@@ -1,6 +1,6 @@
 //! Memory as it is predicted before a run, beside what the backend has allocated in it.
 
-use ridge_runtime::ProgramCache;
+use ridge_runtime::{MemoryBytes, MemoryOwner, ProgramCache};
 use ridge_train::{Prepared, Trainer};
 
 use crate::common::{cpu, folder, settings};
@@ -28,13 +28,17 @@ fn a_run_allocates_what_was_predicted() {
         }
         trainer.validate().expect("validates");
         let usage = backend.memory();
-        let (live, peak) = (usage.live.on_device() - idle, usage.peak.on_device() - idle);
-        let off = |bytes: usize| bytes as f64 / predicted as f64 - 1.0;
-        println!("{model} {keys:?}: predicted {predicted}, live {live} ({:+.3} %), peak {peak} ({:+.3} %)",
-            100.0 * off(live), 100.0 * off(peak));
-        for (owner, bytes) in usage.live.iter() {
-            println!("  {owner}: {bytes}");
+        // Threads have a few hundred KiB each to work in, which no program knows. On the CPU what is loaded is moved to where it
+        // can be written ahead of all else.
+        let of = |bytes: &MemoryBytes, but: &[MemoryOwner]| -> usize {
+            but.iter().fold(bytes.on_device() - idle, |sum, owner| sum - bytes.get(*owner))
+        };
+        let live = of(&usage.live, &[MemoryOwner::Threads]);
+        let peak = of(&usage.peak, &[MemoryOwner::Threads, MemoryOwner::Weights]);
+        for (what, bytes) in [("live", live), ("peak", peak)] {
+            let off = bytes as f64 / predicted as f64 - 1.0;
+            println!("{model} {keys:?}: predicted {predicted}, {what} {bytes} ({:+.3} %)", 100.0 * off);
+            assert!(off.abs() < 0.01, "{model} {keys:?}: predicted {predicted}, {what} {bytes}: {usage:?}");
         }
-        assert!(off(live).abs() < 0.01 && off(peak).abs() < 0.01, "{model} {keys:?}: {predicted}, and {usage:?}");
     }
 }

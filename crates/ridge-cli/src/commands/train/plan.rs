@@ -16,9 +16,11 @@ pub(super) fn text(plan: &TrainPlan) -> String {
         plan.workspace,
         plan.recomputed
     );
-    let stored = plan.stored.iter();
-    let stored = stored.map(|of| [of.kind.clone(), of.dtype.name().to_owned(), Bytes(of.bytes).to_string()]);
-    text.push_str(&table(["stored", "dtype", "bytes"], stored.collect()));
+    let mut stored: Vec<[String; 3]> =
+        plan.stored.iter().map(|of| [of.kind.clone(), of.dtype.name().to_owned(), grouped(of.bytes)]).collect();
+    let row = |what: &str, bytes| [what.to_owned(), "-".to_owned(), grouped(bytes)];
+    stored.extend([row("activations", plan.workspace.0), row("all, aligned", total.0)]);
+    text.push_str(&table(["stored", "dtype", "bytes"], stored));
     for (stage, ops) in &plan.precisions {
         let rows = ops.iter().map(|(of, times)| {
             let sums = if of.sums { "f32" } else { "-" };
