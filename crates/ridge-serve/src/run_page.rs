@@ -3,7 +3,6 @@
 use std::net::TcpListener;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::http::{Response, header};
 use axum::routing::get;

@@ -31,6 +31,10 @@ fn folder(steps: u64, every: u64) -> Folder {
     folder
 }
 
+fn parsed(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
 fn run_file(folder: &Folder) -> String {
     folder.file("run.toml").display().to_string()
 }
@@ -113,7 +117,7 @@ fn a_dry_run_predicts_what_a_run_allocates_and_shows_the_precision_of_ops() {
     let file = run_file(&folder);
     let printed = stdout(&[&["train", &file, "-t", "1", "--dry-run"], &keys[..]].concat());
     let row = |first: &str| {
-        let line = printed.lines().find(|line| line.trim_start_matches(['#', ' ']).starts_with(first));
+        let line = printed.lines().find(|line| line.strip_prefix("# ").is_some_and(|line| line.starts_with(first)));
         let line = line.unwrap_or_else(|| panic!("no line of {first}: {printed}"));
         line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
@@ -121,11 +125,11 @@ fn a_dry_run_predicts_what_a_run_allocates_and_shows_the_precision_of_ops() {
     assert_eq!(row("master ")[2], "f32");
     // Codes by codes, summed in f32, results in bf16.
     let line = row("fp8_linears ");
-    assert_eq!(line[2..5], ["f8e4m3_tensor,", "f32", "f32"], "{line:?}");
+    assert_eq!(line[2..], ["f8e4m3_tensor,", "f32", "f32", "bf16", "8"], "{line:?}");
     let predicted: f64 = row("all, aligned").last().unwrap().replace(',', "").parse().unwrap();
     stdout(&[&["train", &file, "-t", "1"], &keys[..]].concat());
     let log = std::fs::read_to_string(folder.file("run/log.jsonl")).unwrap();
-    let steps: Vec<_> = log.lines().map(json).filter(|event| event["event"] == "step").collect();
+    let steps: Vec<_> = log.lines().map(parsed).filter(|event| event["event"] == "step").collect();
     let used = steps.last().unwrap()["memory_bytes"].as_f64().unwrap();
     println!("predicted {predicted}, used {used}");
     // The thread has a few hundred KiB to work in.
@@ -175,7 +179,7 @@ fn a_page_shows_a_run_while_it_lasts() {
     let mut seen = Vec::new();
     while seen.iter().filter(|event: &&serde_json::Value| event["event"] == "step").count() < 3 {
         assert!(Instant::now() < deadline, "{seen:?}");
-        let answer = json(&get(&format!("/events?from={next}")));
+        let answer = parsed(&get(&format!("/events?from={next}")));
         seen.extend(answer["events"].as_array().unwrap().clone());
         next = answer["next"].as_u64().unwrap();
         assert_eq!(seen.len() as u64, next);
