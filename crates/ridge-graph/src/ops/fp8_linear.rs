@@ -268,22 +268,44 @@ impl Composite for Fp8LinearsBackward {
     }
 }
 
-/// Scaling, codes of cotangents, rows, K, N of each linear, and whether there are biases.
-const CASES: [(Fp8Scaling, CodeType, &[usize], usize, &[usize], bool); 6] = [
-    (Fp8Scaling::Tensor, CodeType::F8E5M2, &[16], 32, &[16, 48], false),
-    (Fp8Scaling::Tensor, CodeType::F8E4M3, &[2, 9], 48, &[16], true),
-    (Fp8Scaling::Delayed, CodeType::F8E5M2, &[19], 16, &[32, 16, 16], true),
-    (Fp8Scaling::Delayed, CodeType::F8E4M3, &[1], 32, &[16], false),
-    (Fp8Scaling::Blocks, CodeType::F8E4M3, &[7], 144, &[160, 32], true),
-    (Fp8Scaling::Blocks, CodeType::F8E4M3, &[3, 5], 16, &[48], false),
-];
+/// An instance: N of each linear in `outs`.
+struct Case {
+    scaling: Fp8Scaling,
+    gradients: CodeType,
+    leading: &'static [usize],
+    k: usize,
+    outs: &'static [usize],
+    biases: bool,
+}
+
+const CASES: [Case; 6] = {
+    use CodeType::{F8E4M3, F8E5M2};
+    use Fp8Scaling::{Blocks, Delayed, Tensor};
+    const fn of(
+        (scaling, gradients): (Fp8Scaling, CodeType),
+        leading: &'static [usize],
+        k: usize,
+        outs: &'static [usize],
+        biases: bool,
+    ) -> Case {
+        Case { scaling, gradients, leading, k, outs, biases }
+    }
+    [
+        of((Tensor, F8E5M2), &[16], 32, &[16, 48], false),
+        of((Tensor, F8E4M3), &[2, 9], 48, &[16], true),
+        of((Delayed, F8E5M2), &[19], 16, &[32, 16, 16], true),
+        of((Delayed, F8E4M3), &[1], 32, &[16], false),
+        of((Blocks, F8E4M3), &[7], 144, &[160, 32], true),
+        of((Blocks, F8E4M3), &[3, 5], 16, &[48], false),
+    ]
+};
 
 fn rows(leading: &[usize], last: usize) -> Vec<usize> {
     [leading, &[last]].concat()
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let sample = |(scaling, gradients, leading, k, outs, biases): (Fp8Scaling, _, &[usize], usize, &[usize], bool)| {
+    let sample = |Case { scaling, gradients, leading, k, outs, biases }: Case| {
         let op = Fp8Linears { count: outs.len(), biases, scaling, gradients };
         let x = rng.normal(dtype, &rows(leading, k));
         let formats = scaling.formats().map(FormatRef::new);
@@ -299,7 +321,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
 }
 
 pub(super) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let sample = |(scaling, gradients, leading, k, outs, biases): (Fp8Scaling, _, &[usize], usize, &[usize], bool)| {
+    let sample = |Case { scaling, gradients, leading, k, outs, biases }: Case| {
         let of = Fp8Linears { count: outs.len(), biases, scaling, gradients };
         let x = rng.normal(dtype, &rows(leading, k));
         let formats = scaling.formats().map(FormatRef::new);

@@ -173,7 +173,7 @@ mod tests {
         }
         let file = std::fs::read(&run.path).expect("reads");
         assert_eq!(&file[..7], b":W&B\xe1\xbe\0");
-        let (mut at, mut record, mut lengths) = (7, Vec::new(), Vec::new());
+        let (mut at, mut record, mut lengths) = (7, Vec::<u8>::new(), Vec::new());
         while at < file.len() {
             let left = BLOCK - at % BLOCK;
             if left < HEADER {
