@@ -9,8 +9,8 @@ mod protobuf;
 mod tensorboard;
 mod wandb;
 
-pub use event::{StepReport, TrainEvent};
-pub use files::{Logs, RunEnded};
+pub use event::{RunEnded, StepReport, TrainEvent};
+pub use files::Logs;
 pub use jsonl::JsonLines;
 pub use mlflow::MlflowRun;
 pub use protobuf::crc32c;

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::event::TrainEvent;
+use super::event::{RunEnded, TrainEvent};
 use super::jsonl::{JsonLines, seconds};
 use super::mlflow::MlflowRun;
 use super::numbers::numbers;
@@ -13,17 +13,6 @@ use super::tensorboard::EventFile;
 use super::wandb::WandbRun;
 use crate::error::{Result, io_error};
 use crate::settings::{LogSettings, Settings};
-
-/// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunEnded {
-    /// All steps were made.
-    Finished,
-    /// It was asked to stop.
-    Stopped,
-    /// By an error.
-    Failed,
-}
 
 /// The log files of a run.
 pub struct Logs {

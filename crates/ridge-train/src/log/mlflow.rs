@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::files::RunEnded;
+use super::event::RunEnded;
 use super::jsonl::seconds;
 use crate::error::{Result, io_error};
 
