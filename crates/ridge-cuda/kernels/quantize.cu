@@ -1,7 +1,7 @@
 // Codes with scales of rows or of groups of them: of a tensor, of its norm, perhaps after a residual addition, or of the gate
 // of an MLP. Floor: what is quantised read twice, the second time from cache, and its codes written once.
 // A block makes a row. Defines: D of x, r and the sum; W of the norm's weight; SOURCE, 0 for x itself, 1 for its norm, 2 for
-// the norm of its sum with r, 3 for x as the gate of r; INT8, 1 for integers and 0 for E4M3; WHOLE, 1 where a row shares a
+// the norm of its sum with r, 3 for x as the gate of r; INT8, 1 for integers; E5M2, 1 for those floats; 0 and 0 for E4M3; WHOLE, 1 where a row shares a
 // scale; TENSOR, 1 where all do; VECTORS of 8 that a thread of `quantize_row` holds, 0 for the others. Numbers: elements of a row, of a group.
 
 // As the meaning has it: where an element lies just between two codes every operation counts.
@@ -11,12 +11,14 @@ __device__ inline u8 code_of(float x, float amax, float scale) {
     float nearest = floorf(x * (127.0f / 128.0f) / divisor * 128.0f + 0.5f);
     if (nearest != nearest) return 0;
     return (u8)(i8)(int)fminf(fmaxf(nearest, -127.0f), 127.0f);
+#elif E5M2
+    return code_of_e5m2(x / (scale == 0.0f ? 1.0f : scale));
 #else
     return code_of_f8(x / (scale == 0.0f ? 1.0f : scale));
 #endif
 }
 
-__device__ inline float scale_of(float amax) { return amax / (INT8 ? 127.0f : 448.0f); }
+__device__ inline float scale_of(float amax) { return amax / (INT8 ? 127.0f : E5M2 ? 57344.0f : 448.0f); }
 
 // The largest magnitude over a warp; NaN if there is one.
 __device__ inline float largest(float x) {
@@ -42,6 +44,18 @@ extern "C" __global__ void quantize_all(
     others_may_begin();
     after_others();
     const float most = __uint_as_float(amax[0]), scale = scale_of(most);
+    if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
+        codes[i] = code_of(D::load(x[i]), most, scale);
+}
+
+// For values up to `amax`, an earlier largest magnitude; of 0 the scale is 1.
+extern "C" __global__ void quantize_delayed(
+    const D::Raw* __restrict__ x, const float* __restrict__ amax, u8* __restrict__ codes, float* __restrict__ scales, Numbers<1> n
+) {
+    others_may_begin();
+    after_others();
+    const float most = amax[0], scale = most > 0.0f ? scale_of(most) : 1.0f;
     if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
         codes[i] = code_of(D::load(x[i]), most, scale);

@@ -92,6 +92,16 @@ struct F8E5M2 {
     __device__ static u8 store(float x) { return encode_small(x, 2, 15, 0x7b, 0x7c, 0x7e); }
     __device__ static float wrap(float x) { return load(store(x)); }
 };
+// To E5M2 as F8E5M2::store rounds, but what is beyond 57344 becomes 57344.
+__device__ inline u8 code_of_e5m2(float x) {
+#if __CUDA_ARCH__ >= 890
+    u16 two;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(x));
+    return (u8)two;
+#else
+    return F8E5M2::store(x != x ? x : fminf(fmaxf(x, -57344.0f), 57344.0f));
+#endif
+}
 struct I8 {
     typedef i8 Raw; typedef int Value; typedef i64 Sum; static const bool is_float = false;
     __device__ static int load(i8 x) { return x; }

@@ -30,6 +30,8 @@ pub(crate) enum GemmScales {
     None,
     /// One of x and one of w.
     Tensor,
+    /// The same, where x is of E5M2.
+    Gradient,
     /// One of each row of both, from cuBLASLt 12.9 on (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`).
     Rows,
 }
@@ -82,6 +84,7 @@ impl GemmShape {
         let scales = match scales {
             GemmScales::None => "",
             GemmScales::Tensor => ", scaled",
+            GemmScales::Gradient => ", scaled, x of e5m2",
             GemmScales::Rows => ", scaled by rows",
         };
         let turned = match by_depth {
@@ -301,6 +304,7 @@ fn data_type(dtype: DType) -> c_int {
         DType::F16 => 2,
         DType::BF16 => 14,
         DType::F8E4M3 => 28,
+        DType::F8E5M2 => 29,
         _ => 0,
     }
 }
@@ -354,7 +358,8 @@ impl CublasProduct {
         let (m, n, k) = (shape.rows as u64, shape.columns as u64, shape.depth as u64);
         let turned = |by_depth: bool, lines: u64| if by_depth { (lines, k) } else { (k, lines) };
         let (w, x) = (turned(w_by_depth, n), turned(x_by_depth, m));
-        let [w, x, y] = [(shape.operands, w.0, w.1), (shape.operands, x.0, x.1), (shape.result, n, m)];
+        let of_x = if shape.scales == GemmScales::Gradient { DType::F8E5M2 } else { shape.operands };
+        let [w, x, y] = [(shape.operands, w.0, w.1), (of_x, x.0, x.1), (shape.result, n, m)];
         for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip([w, x, y]) {
             // SAFETY: writes one handle.
             let code = unsafe { (f.layout_create)(layout, data_type(dtype), rows, columns, rows as i64) };

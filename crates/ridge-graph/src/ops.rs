@@ -6,7 +6,8 @@
 //! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
 //! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
 //! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
-//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales, `stochastic_round` weights in bf16.
+//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` and `quantize_delayed` store values as codes with scales, which
+//! `fp8_linear` multiplies when a model trains; `stochastic_round` stores weights in bf16.
 //! `rope_scaling.rs`, `optimizer.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, hold what optimisers share, check types, and make the
 //! valid block tables of samples. `user_gradient.rs` is for graphs with gradients of their own. `builtin.rs` is the registry.
 
@@ -26,6 +27,7 @@ mod expert_combine;
 mod expert_permutation;
 mod fold_key;
 mod forbid_tokens;
+mod fp8_linear;
 mod gelu;
 mod grouped_linear;
 mod history;
@@ -46,6 +48,7 @@ mod paging;
 mod penalties;
 pub mod planned;
 mod quantize;
+mod quantize_delayed;
 mod ragged_attention;
 mod ragged_attention_samples;
 mod ragged_conv1d;
@@ -79,6 +82,7 @@ pub use expert_combine::ExpertCombine;
 pub use expert_permutation::ExpertPermutation;
 pub use fold_key::FoldKey;
 pub use forbid_tokens::ForbidTokens;
+pub use fp8_linear::{Fp8Linears, Fp8LinearsBackward, Fp8Scaling};
 pub use gelu::Gelu;
 pub use grouped_linear::GroupedLinear;
 pub use kv_write::KvWrite;
@@ -95,6 +99,7 @@ pub use muon::Muon;
 pub use norm_gradient::{NormBackward, NormInputGradient, NormWeightGradient};
 pub use penalties::Penalties;
 pub use quantize::{Dequantize, Quantize, StraightThrough};
+pub use quantize_delayed::{QuantizeDelayed, QuantizeDelayedBackward};
 pub use ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving, ShareDropout};
 pub use ragged_conv1d::{RaggedConv1d, RaggedConv1dBackward};
 pub use rms_norm::RmsNorm;

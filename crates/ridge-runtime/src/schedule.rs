@@ -2,12 +2,12 @@
 //! modules of a pipeline. What one stage gives another lies in parameters, so a stage may run on other ranks and
 //! devices than the one before, and no value passes through the host.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 
 use ridge_graph::{Bindings, DType, Graph, Role};
 
-use crate::backend::SLOTS;
+use crate::backend::{Backend, SLOTS};
 use crate::error::{Result, RuntimeError};
 use crate::memory::MemoryBytes;
 use crate::program::Bucket;
@@ -77,22 +77,22 @@ pub trait ScheduleDriver {
 }
 
 impl Schedule {
-    /// Bytes of all states and weights that the stages use, each counted once, as they are stored.
+    /// Bytes that `backend` allocates for all states and weights that the stages use, each counted once.
     ///
     /// # Errors
     /// When the shape of a parameter has an unbound symbol.
-    pub fn parameter_bytes(&self, bindings: &Bindings) -> Result<u64> {
-        let mut seen: Vec<&str> = Vec::new();
-        let mut bytes = 0_i128;
+    pub fn parameter_bytes(&self, bindings: &Bindings, backend: &dyn Backend) -> Result<u64> {
+        let mut seen: HashSet<&str> = HashSet::new();
+        let mut bytes = 0;
         for stage in &self.stages {
             for arg in stage.graph.args(Role::State).chain(stage.graph.args(Role::Weight)) {
-                if !seen.contains(&&*arg.name) {
-                    seen.push(&arg.name);
-                    bytes += arg.ty.bytes().eval(bindings)?;
+                if seen.insert(&arg.name) {
+                    let stored = usize::try_from(arg.ty.bytes().eval(bindings)?).unwrap_or(usize::MAX);
+                    bytes += backend.padded_bytes(stored) as u64;
                 }
             }
         }
-        Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
+        Ok(bytes)
     }
 
     /// What the stages' buckets allocate besides parameters: of what buckets share as much as the largest needs, of the

@@ -4,7 +4,7 @@
 //! are rendered and tokenised on a separate pool (`app`) and sent to the one thread that owns the engine (`worker`, or
 //! `embedding` for encoders). `choice` converts the returned tokens to text, with `reasoning` and `tools`. `answers` merges the
 //! choices of one request, `sse` streams them. `keys`, `connection`, `metrics` and `logs` are as named; `page` is the web page
-//! at `/`.
+//! at `/`, `run_page` that of a training run.
 
 mod answers;
 mod api;
@@ -20,6 +20,7 @@ mod logs;
 mod metrics;
 pub mod page;
 mod reasoning;
+mod run_page;
 mod server;
 mod sse;
 mod sync;
@@ -31,6 +32,7 @@ pub use app::{Runs, ServeOptions, ServedModel};
 pub use error::ServeError;
 pub use keys::{KEY_VARIABLE, Keys};
 pub use logs::{LogFormat, start_log};
+pub use run_page::RunPage;
 pub use server::{ReservedAddress, serve};
 pub use tools::tool_call_parsers;
 pub use worker::Floor;

@@ -12,9 +12,9 @@ use axum::routing::get;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-const HTML: &str = "text/html; charset=utf-8";
-const SCRIPT: &str = "text/javascript; charset=utf-8";
-const STYLE: &str = "text/css; charset=utf-8";
+pub(crate) const HTML: &str = "text/html; charset=utf-8";
+pub(crate) const SCRIPT: &str = "text/javascript; charset=utf-8";
+pub(crate) const STYLE: &str = "text/css; charset=utf-8";
 
 /// Path, type and content.
 const FILES: [(&str, &str, &str); 12] = [
@@ -34,7 +34,12 @@ const FILES: [(&str, &str, &str); 12] = [
 
 /// The routes of the page and of its files, which need no key and no state of the server.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    FILES.into_iter().fold(Router::new(), |router, (path, kind, content)| {
+    files(&FILES)
+}
+
+/// Routes of files: path, type and content.
+pub(crate) fn files<S: Clone + Send + Sync + 'static>(files: &'static [(&str, &str, &str)]) -> Router<S> {
+    files.iter().fold(Router::new(), |router, (path, kind, content)| {
         router.route(path, get(move || async move { file(kind, content) }))
     })
 }

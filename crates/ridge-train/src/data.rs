@@ -1,17 +1,19 @@
 //! From files to batches: `documents` reads texts, of `formats` that hold many of them too, `vocabulary` makes tokens of them, `tokens` holds tokens in memory or in
 //! mapped files, `order` says which sequence comes next, `batches` cuts sequences and fills steps with them. `prepare`
-//! makes token shards of texts, filtered by `filters`, without duplicates by `duplicates`, tokenised by `pieces`.
+//! makes token shards of texts, filtered by `filters`, without texts of evaluations by `held_out` and duplicates by `duplicates`, tokenised by `pieces`.
 
 pub mod batches;
 pub mod documents;
 pub mod duplicates;
 pub mod filters;
 pub mod formats;
+pub mod held_out;
 pub mod order;
 mod pieces;
 pub mod prepare;
 pub mod tokens;
 pub mod vocabulary;
+mod words;
 
 pub use batches::{Batch, Batches, Corpus, DataPosition};
 pub use tokens::Tokens;

@@ -3,9 +3,16 @@
 mod event;
 mod files;
 mod jsonl;
+mod mlflow;
+mod numbers;
+mod protobuf;
 mod tensorboard;
+mod wandb;
 
-pub use event::{StepReport, TrainEvent};
+pub use event::{RunEnded, StepReport, TrainEvent};
 pub use files::Logs;
 pub use jsonl::JsonLines;
-pub use tensorboard::{EventFile, crc32c};
+pub use mlflow::MlflowRun;
+pub use protobuf::crc32c;
+pub use tensorboard::EventFile;
+pub use wandb::WandbRun;

@@ -1,18 +1,20 @@
 //! From settings to graphs: the model's configuration, its training graph, the updates of its weights, the schedule of a step.
 
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ridge_graph::passes::RoutedLayer;
-use ridge_graph::{Bindings, DType, Graph, Type, passes};
+use ridge_graph::passes::{OpPrecision, RoutedLayer};
+use ridge_graph::{Bindings, DType, Graph, Role, Type, passes};
 use ridge_hw::units::Bytes;
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles, training_bindings};
-use ridge_runtime::{Backend, ProgramCache, Schedule};
+use ridge_runtime::{Backend, ProgramCache, Schedule, Stage, Times};
 use serde_json::Value;
 
 use crate::data::{Corpus, Vocabulary};
 use crate::error::{Result, TrainError, io_error};
 use crate::experts::{balance_biases, routed};
+use crate::fp8;
 use crate::mup::WidthScaling;
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
 use crate::recompute::RecomputeLevel;
@@ -31,7 +33,7 @@ pub struct Prepared {
     pub config: ModelConfig,
     /// The files whose weights are trained on, if any.
     pub from: Option<ModelFiles>,
-    /// The training graph, without dropout and z-loss: what losses are measured with.
+    /// The training graph, without dropout, z-loss and products in 8 bits: what losses are measured with.
     pub graph: Graph,
     /// The graph that is differentiated, with dropout and what is asked of routing.
     trained: Graph,
@@ -97,19 +99,20 @@ impl Prepared {
         let trained = if settings.train.z_loss > 0.0 { built(settings.train.z_loss)? } else { graph.clone() };
         let tokens = settings.train.batch_size * length;
         let (trained, experts) = routed(trained, &settings.experts, config.model_type(), tokens)?;
+        let mut kept = vec!["loss_sum", "target_count"];
+        if !experts.is_empty() {
+            kept.extend([passes::EXPERT_LOAD, passes::EXPERT_DROPPED]);
+        }
         let [residual, attention] = [settings.model.dropout, settings.model.attention_dropout];
         let trained = if residual == 0.0 && attention == 0.0 {
             trained
         } else {
             let mut pruned = trained;
-            let mut kept = vec!["loss_sum", "target_count"];
-            if !experts.is_empty() {
-                kept.extend([passes::EXPERT_LOAD, passes::EXPERT_DROPPED]);
-            }
             passes::prune(&mut pruned, &kept)?;
             let places = passes::DropoutPlaces { residual, attention, scopes: &config.residual_scopes() };
             passes::with_dropout(&pruned, &places)?
         };
+        let trained = fp8::with_products(trained, &kept, &settings.train)?;
         let weights = trained_weights(&graph);
         let role = |name: &str, rank: usize| config.weight_role(name, rank);
         let width = WidthScaling::new(&settings, &config, &weights)?;
@@ -128,7 +131,8 @@ impl Prepared {
         let (parts, ema) = (train.accumulation, optimizer.ema);
         let experts = self.experts.first().map(|layer| [self.experts.len(), layer.experts]);
         let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
-        let plan = StepPlan { graph, updates, precision, parts, ema, experts, recompute };
+        let fp8_history = train.fp8_history;
+        let plan = StepPlan { graph, updates, precision, parts, ema, experts, fp8_history, recompute };
         Ok(plan.schedule()?)
     }
 
@@ -147,8 +151,7 @@ impl Prepared {
         let mut next = 0;
         while low < high {
             let schedule = self.schedule_at(levels[next])?;
-            let needed = memory(&schedule, &self.bindings(), &ProgramCache::new(Arc::clone(backend)))?;
-            let needed = needed.iter().sum();
+            let needed = self.memory_of(&schedule, &ProgramCache::new(Arc::clone(backend)))?.iter().sum();
             least = least.min(needed);
             if needed <= budget {
                 high = next;
@@ -209,6 +212,12 @@ impl Prepared {
                 kept.push(KeptState { saved: name.clone(), name, ty, fill: None });
             }
         }
+        for arg in fp8::magnitudes(&self.trained) {
+            let (history, ty) = fp8::history(arg, self.settings.train.fp8_history);
+            for (name, ty) in [(arg.name.to_string(), arg.ty.clone()), (history, ty)] {
+                kept.push(KeptState { saved: format!("fp8.{name}"), name, ty, fill: Some(0) });
+            }
+        }
         kept
     }
 
@@ -217,18 +226,68 @@ impl Prepared {
         optimizer_name(self.settings.optimizer.name)
     }
 
-    /// Bytes that a run allocates on the device: parameters, and what programs need besides.
+    /// Bytes that a run allocates on the device: parameters, and what the programs of steps and of validation need besides.
+    /// Samples of text, if there are any, add the programs and the cache of an engine.
     ///
     /// # Errors
     /// When a program cannot be compiled.
     pub fn memory(&self, programs: &ProgramCache) -> Result<[u64; 2]> {
-        memory(&self.schedule, &self.bindings(), programs)
+        self.memory_of(&self.schedule, programs)
+    }
+
+    fn memory_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<[u64; 2]> {
+        let bindings = self.bindings();
+        let mut all = schedule.clone();
+        let (graph, outputs) = (self.graph.clone(), EVALUATED.to_vec());
+        all.stages.push(Stage { name: "evaluate", graph, outputs, times: Times::Once });
+        let parameters = all.parameter_bytes(&bindings, &**programs.backend())?;
+        Ok([parameters, all.memory(programs, &bindings)?.on_device() as u64])
+    }
+
+    /// In which precision the programs of a step compute, by stage: each op at each choice of types, and how often it is applied.
+    ///
+    /// # Errors
+    /// Those of the decomposition of an op.
+    pub fn precisions(&self) -> Result<Vec<(&'static str, OpPrecisions)>> {
+        let of = |stage: &Stage| Ok((stage.name, passes::op_precisions(&stage.graph)?));
+        self.schedule.stages.iter().map(of).collect()
+    }
+
+    /// What a step keeps between its programs, by kind (`weights`, `master`, `gradient`, `optimizer.m` and so on): the dtypes
+    /// that it is stored in, and bytes.
+    ///
+    /// # Errors
+    /// When the shape of a state is not constant.
+    pub fn stored(&self) -> Result<Vec<StoredKind>> {
+        let mut kinds: BTreeMap<(String, DType), u64> = BTreeMap::new();
+        let mut seen = HashSet::new();
+        let args = self.schedule.stages.iter().flat_map(|stage| &stage.graph.main().args);
+        for arg in args.filter(|arg| matches!(arg.role, Role::Weight | Role::State) && seen.insert(&*arg.name)) {
+            let of = |update: &WeightUpdate| arg.name.strip_suffix(update.name.as_str()).map(str::to_owned);
+            let kind = self.updates.iter().find_map(of).unwrap_or_else(|| "other".to_owned());
+            let kind = if kind.is_empty() { "weights".to_owned() } else { kind.trim_end_matches('.').to_owned() };
+            let bytes = arg.ty.bytes().eval(&self.bindings()).map_err(ridge_runtime::RuntimeError::from)?;
+            *kinds.entry((kind, arg.ty.dtype)).or_default() += u64::try_from(bytes).unwrap_or(u64::MAX);
+        }
+        Ok(kinds.into_iter().map(|((kind, dtype), bytes)| StoredKind { kind, dtype, bytes }).collect())
     }
 }
 
-fn memory(schedule: &Schedule, bindings: &Bindings, programs: &ProgramCache) -> Result<[u64; 2]> {
-    let parameters = schedule.parameter_bytes(bindings)?;
-    Ok([parameters, schedule.memory(programs, bindings)?.on_device() as u64])
+/// The output of the training graph that losses are measured by.
+pub(crate) const EVALUATED: [&str; 1] = ["loss_sum"];
+
+/// Ops with how often each is applied.
+pub type OpPrecisions = Vec<(OpPrecision, usize)>;
+
+/// Parameters of one kind and dtype.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredKind {
+    /// What they are, such as `weights`, `master` or `gradient`.
+    pub kind: String,
+    /// Their dtype.
+    pub dtype: DType,
+    /// Bytes of all.
+    pub bytes: u64,
 }
 
 fn optimizer_name(name: OptimizerName) -> String {

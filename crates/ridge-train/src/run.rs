@@ -11,7 +11,7 @@ use crate::checkpoint::{self, CheckpointWriter, SavedState};
 use crate::error::{Result, TrainError};
 use crate::export::{check_writable, export};
 use crate::guard::Refusal;
-use crate::log::{Logs, StepReport, TrainEvent};
+use crate::log::{Logs, RunEnded, StepReport, TrainEvent};
 use crate::prepare::Prepared;
 use crate::settings::{Guard, Settings};
 use crate::trainer::{StepResult, Trainer, checkpoints_of};
@@ -50,7 +50,7 @@ pub fn train(
     let (saved, notes) = resumed(&settings)?;
     let mut prepared = Prepared::new(settings)?;
     prepared.fit(&backend)?;
-    let mut logs = Logs::open(&folder, &prepared.settings.log)?;
+    let mut logs = Logs::open(&folder, &prepared.settings)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
         observe(&event);
         logs.write(&event)
@@ -69,7 +69,14 @@ pub fn train(
     tell(&mut logs, TrainEvent::Started { step, parameters, tokens })?;
     drop(saved);
     let mut run = Run::new(trainer, logs);
-    run.until_end(stop, &mut tell)
+    let end = run.until_end(stop, &mut tell);
+    let closed = run.logs.close(match &end {
+        Ok(RunEnd::Finished { .. }) => RunEnded::Finished,
+        Ok(RunEnd::Stopped { .. }) => RunEnded::Stopped,
+        Err(_) => RunEnded::Failed,
+    });
+    let end = end?;
+    closed.map(|()| end)
 }
 
 /// The checkpoint that `checkpoint.resume` names, and notes about damaged ones.

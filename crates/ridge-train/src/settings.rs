@@ -12,7 +12,7 @@ pub use keys::{KEYS, Key, KeyKind};
 pub use read::{read_settings, shown_settings};
 
 pub use sections::{
-    CheckpointSettings, DataSettings, GroupSettings, Guard, Initialization, LogSettings, ModelSettings, OptimizerName,
-    OptimizerSettings, Packing, Precision, Recomputation, SampleSettings, ScheduleName, Settings, TrainSettings,
-    ValidationSettings,
+    CheckpointSettings, DataSettings, Fp8, Fp8Gradients, GroupSettings, Guard, Initialization, LogSettings,
+    ModelSettings, OptimizerName, OptimizerSettings, Packing, Precision, Recomputation, SampleSettings, ScheduleName,
+    Settings, TrainSettings, ValidationSettings,
 };

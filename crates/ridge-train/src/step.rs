@@ -9,10 +9,11 @@
 //! weights.
 
 use ridge_graph::grad::{Differentiated, float_weights};
-use ridge_graph::passes::{self, EXPERT_DROPPED, EXPERT_LOAD};
-use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
+use ridge_graph::passes::{self, EXPERT_DROPPED, EXPERT_LOAD, FP8_AMAX};
+use ridge_graph::{Binary, Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
 use ridge_runtime::{Schedule, Stage, Times};
 
+use crate::fp8;
 use crate::optimizer::{UpdateOp, WeightUpdate};
 use crate::recompute::RecomputeLevel;
 use crate::settings::Precision;
@@ -81,6 +82,8 @@ pub struct StepPlan<'a> {
     /// Layers with experts, and experts of each, if `graph` has the outputs of
     /// [`with_routing`](ridge_graph::passes::with_routing).
     pub experts: Option<[usize; 2]>,
+    /// Steps whose largest magnitudes products in 8 bits go by, if their scaling is delayed.
+    pub fp8_history: usize,
     /// What the backward pass computes again.
     pub recompute: RecomputeLevel,
 }
@@ -134,19 +137,21 @@ impl StepPlan<'_> {
         // Before the gradient is made, so that it has the gradients of groups.
         passes::group_linears(&mut graph);
 
-        let names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
+        let mut names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
+        names.extend(fp8::magnitudes(&graph).map(|arg| &*arg.name));
         let mut step = Differentiated::recomputing(&graph, "scaled_loss", &names, self.recompute.of_layers())?;
         let first = if self.parts > 1 { Some(step.g.step_input(FIRST, scalar())?) } else { None };
         let loss = step.output("scaled_loss")?;
-        add_to(&mut step, LOSS_STATE, loss, first)?;
+        accumulate(&mut step, LOSS_STATE, loss, first, Binary::Add)?;
         if self.experts.is_some() {
             for (name, state) in OF_EXPERTS {
                 let count = step.output(name)?;
-                add_to(&mut step, state, count, first)?;
+                accumulate(&mut step, state, count, first, Binary::Add)?;
             }
         }
         for parameter in step.parameters.clone() {
-            add_to(&mut step, &gradient_name(&parameter.name), parameter.gradient, first)?;
+            let by = if parameter.name.ends_with(FP8_AMAX) { Binary::Max } else { Binary::Add };
+            accumulate(&mut step, &gradient_name(&parameter.name), parameter.gradient, first, by)?;
         }
         step.finish(Vec::new())
     }
@@ -257,6 +262,9 @@ impl StepPlan<'_> {
                 write(&mut g, &name, mean)?;
             }
         }
+        for arg in fp8::magnitudes(self.graph) {
+            fp8::update(&mut g, arg, &gradient_name(&arg.name), self.fp8_history)?;
+        }
         g.finish(Vec::new())
     }
 
@@ -307,8 +315,9 @@ fn write(g: &mut Builder, name: &str, value: Var) -> GraphResult<()> {
     Ok(())
 }
 
-/// Adds `value` to the f32 state `name`, or replaces it in the first micro-batch; without `first` replaces it.
-fn add_to(step: &mut Differentiated, name: &str, value: Var, first: Option<Var>) -> GraphResult<()> {
+/// Combines `value`, which is not below 0 where `by` is a maximum, with the f32 state `name`, or replaces it in the first
+/// micro-batch; without `first` replaces it.
+fn accumulate(step: &mut Differentiated, name: &str, value: Var, first: Option<Var>, by: Binary) -> GraphResult<()> {
     let Some(first) = first else { return step.update(name, value) };
     let g = &mut step.g;
     let value = g.cast(value, DType::F32)?;
@@ -318,8 +327,8 @@ fn add_to(step: &mut Differentiated, name: &str, value: Var, first: Option<Var>)
     let zero = g.constant(DType::F32, 0.0)?;
     let is_first = g.gt(first, zero)?;
     let before = g.select(is_first, zero, before)?;
-    let sum = g.add(before, value)?;
-    step.update(name, sum)
+    let result = if by == Binary::Max { g.max(before, value)? } else { g.add(before, value)? };
+    step.update(name, result)
 }
 
 /// Names and shapes of the weights of a training graph that can be trained.

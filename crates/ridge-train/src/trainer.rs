@@ -17,7 +17,7 @@ use crate::error::{Result, TrainError};
 use crate::experts::{ExpertLoads, LayerUse};
 use crate::guard::{LossScale, LossStatistics, Refusal};
 use crate::initial::initial_weight;
-use crate::prepare::{KeptState, Prepared};
+use crate::prepare::{EVALUATED, KeptState, Prepared};
 use crate::rate::learning_rate;
 use crate::same_run::check_same_run;
 use crate::settings::{Precision, TrainSettings, shown_settings};
@@ -92,7 +92,7 @@ impl Trainer {
         }
         let bindings = prepared.bindings();
         let schedule = prepared.schedule.bind(&mut session, &bindings)?;
-        let evaluate = session.compile(&prepared.graph, &["loss_sum"])?.bucket(&bindings)?;
+        let evaluate = session.compile(&prepared.graph, &EVALUATED)?.bucket(&bindings)?;
         let parts = vec![Batch::default(); settings.train.accumulation];
         let loads = ExpertLoads::new(&prepared.experts);
         let engine = None;
@@ -180,7 +180,7 @@ impl Trainer {
             }
             self.evaluate.submit()?;
             self.evaluate.wait()?;
-            sum += self.evaluate.tensor("loss_sum")?.floats()[0];
+            sum += self.evaluate.tensor(EVALUATED[0])?.floats()[0];
             targets += batch.target_count();
         }
         Ok((targets > 0).then(|| sum / targets as f64))

@@ -51,7 +51,7 @@ mod trainer;
 
 /// Training.
 pub mod train {
-    pub use crate::trainer::{TrainMemory, Trainer};
+    pub use crate::trainer::{TrainPlan, Trainer};
     pub use ridge_train::LayerUse;
     pub use ridge_train::log::{StepReport, TrainEvent};
     pub use ridge_train::settings::Settings;

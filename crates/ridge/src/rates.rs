@@ -80,7 +80,7 @@ fn of_prompts(graph: &Graph) -> Activations {
     });
     match codes {
         Some(CodeType::Int8) => Activations::Int8,
-        Some(CodeType::F8E4M3) => Activations::F8,
+        Some(CodeType::F8E4M3 | CodeType::F8E5M2) => Activations::F8,
         None => Activations::Exact,
     }
 }

@@ -7,7 +7,7 @@ use ridge_hw::units::Bytes;
 use ridge_runtime::ProgramCache;
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::{Settings, read_settings};
-use ridge_train::{Prepared, RecomputeLevel, RunEnd, TrainError};
+use ridge_train::{OpPrecisions, Prepared, RecomputeLevel, RunEnd, StoredKind, TrainError};
 
 use crate::error::{Error, Result};
 use crate::placement::{OpenDevice, Placement};
@@ -49,9 +49,9 @@ pub struct Trainer {
     placement: Placement,
 }
 
-/// What a run would allocate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TrainMemory {
+/// What a run would allocate, and in which precision it would compute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainPlan {
     /// Elements of the weights that are trained.
     pub parameters: u64,
     /// Weights, masters, states of the optimiser and gradients.
@@ -62,6 +62,10 @@ pub struct TrainMemory {
     pub recomputed: RecomputeLevel,
     /// Bytes that this process may allocate on the device, if known.
     pub available: Option<Bytes>,
+    /// What is kept between the programs of a step, by kind and dtype.
+    pub stored: Vec<StoredKind>,
+    /// In which precision each program of a step computes.
+    pub precisions: Vec<(&'static str, OpPrecisions)>,
 }
 
 impl Trainer {
@@ -96,21 +100,23 @@ impl Trainer {
         self
     }
 
-    /// What it would allocate, without allocating it. Reads the data.
+    /// What it would allocate and compute, without doing so. Reads the data.
     ///
     /// # Errors
     /// When data, model or device cannot be used.
-    pub fn memory(&self) -> Result<TrainMemory> {
+    pub fn plan(&self) -> Result<TrainPlan> {
         let mut prepared = Prepared::new(self.settings.clone())?;
         let device = OpenDevice::open(&self.placement)?;
         prepared.fit(&device.backend)?;
         let [states, workspace] = prepared.memory(&ProgramCache::new(device.backend))?;
-        Ok(TrainMemory {
+        Ok(TrainPlan {
             parameters: prepared.parameters(),
             states: Bytes(states),
             workspace: Bytes(workspace),
             recomputed: prepared.recompute,
             available: device.available,
+            stored: prepared.stored()?,
+            precisions: prepared.precisions()?,
         })
     }
 

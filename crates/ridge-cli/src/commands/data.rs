@@ -25,6 +25,7 @@ Examples:
   ridge data corpus/ -o shards --tokenizer DIR          with a model's tokenizer
   ridge data a.jsonl -o shards --duplicates near        without near duplicates
   ridge data corpus/ -o shards --gopher                 with Gopher's filters
+  ridge data corpus/ -o shards --held-out eval.jsonl    without what a model is evaluated on
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct DataArgs {
@@ -60,6 +61,14 @@ pub(crate) struct DataArgs {
     #[arg(long)]
     gopher: bool,
 
+    /// Texts of evaluations, in the same kinds of files: documents that share a sequence of words with one are left out
+    #[arg(long, value_name = "PATH")]
+    held_out: Vec<PathBuf>,
+
+    /// Words of such a sequence, 8 or more; a shorter text counts as a whole
+    #[arg(long, value_name = "N", default_value_t = 13)]
+    overlap_words: usize,
+
     /// Tokens of a shard
     #[arg(long, value_name = "N", default_value_t = 100_000_000)]
     shard_tokens: u64,
@@ -87,6 +96,9 @@ pub(crate) fn run(args: &DataArgs) -> Result<()> {
     if args.shard_tokens == 0 {
         return Err(refused("--shard-tokens", 0, "must be 1 or more"));
     }
+    if args.overlap_words < 8 {
+        return Err(refused("--overlap-words", args.overlap_words, "must be 8 or more"));
+    }
     let vocabulary = match &args.tokenizer {
         Some(path) => Vocabulary::open(path)?,
         None => Vocabulary::bytes()?,
@@ -100,6 +112,8 @@ pub(crate) fn run(args: &DataArgs) -> Result<()> {
             max_characters: args.max_characters.unwrap_or(usize::MAX),
             gopher: args.gopher,
         },
+        held_out: args.held_out.clone(),
+        overlap_words: args.overlap_words,
         duplicates: match args.duplicates {
             DuplicatesArg::Keep => Duplicates::Keep,
             DuplicatesArg::Exact => Duplicates::Exact,

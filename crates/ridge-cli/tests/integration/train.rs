@@ -1,5 +1,6 @@
 //! `ridge train` and `ridge data`: settings, interruptions at any instant, and what comes out of a run.
 
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -28,6 +29,10 @@ fn folder(steps: u64, every: u64) -> Folder {
         ),
     );
     folder
+}
+
+fn parsed(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
 fn run_file(folder: &Folder) -> String {
@@ -106,6 +111,89 @@ fn a_dry_run_prints_settings_that_are_a_configuration_and_trains_nothing() {
 }
 
 #[test]
+fn a_dry_run_predicts_what_a_run_allocates_and_shows_the_precision_of_ops() {
+    let folder = folder(2, 0);
+    let keys = ["--train.batch_size", "128", "--train.precision", "bf16", "--train.fp8", "delayed", "--log.every", "1"];
+    let file = run_file(&folder);
+    let printed = stdout(&[&["train", &file, "-t", "1", "--dry-run"], &keys[..]].concat());
+    let row = |first: &str| {
+        let line = printed.lines().find(|line| line.strip_prefix("# ").is_some_and(|line| line.starts_with(first)));
+        let line = line.unwrap_or_else(|| panic!("no line of {first}: {printed}"));
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(row("weights ")[2], "bf16");
+    assert_eq!(row("master ")[2], "f32");
+    // Codes by codes, summed in f32, results in bf16.
+    let line = row("fp8_linears ");
+    assert_eq!(line[2..], ["f8e4m3_tensor,", "f32", "f32", "bf16", "8"], "{line:?}");
+    let predicted: f64 = row("all, aligned").last().unwrap().replace(',', "").parse().unwrap();
+    stdout(&[&["train", &file, "-t", "1"], &keys[..]].concat());
+    let log = std::fs::read_to_string(folder.file("run/log.jsonl")).unwrap();
+    let steps: Vec<_> = log.lines().map(parsed).filter(|event| event["event"] == "step").collect();
+    let used = steps.last().unwrap()["memory_bytes"].as_f64().unwrap();
+    println!("predicted {predicted}, used {used}");
+    // Besides, the thread has memory to work in, a power of two up to some MiB, which grows to what its kernels ask for.
+    let of_thread = (used - predicted).max(1.0).log2().round().exp2();
+    assert!(of_thread <= 4.0 * 1024.0 * 1024.0, "predicted {predicted}, used {used}");
+    let off = (used - predicted - of_thread).abs().min((used - predicted).abs());
+    assert!(off < 0.01 * predicted, "predicted {predicted}, used {used}");
+}
+
+/// What the packages of MLflow and W&B read from such files is checked by `fixtures/run_logs.py`.
+#[test]
+fn a_run_is_logged_for_mlflow_and_wandb_and_keeps_its_id_when_it_continues() {
+    let folder = folder(4, 0);
+    let (file, store) = (run_file(&folder), folder.file("mlruns").display().to_string());
+    let keys = ["-t", "1", "--log.every", "1", "--log.mlflow", &store, "--log.wandb", "project"];
+    stdout(&[&["train", &file], &keys[..]].concat());
+    stdout(&[&["train", &file, "--train.steps", "6"], &keys[..]].concat());
+    let id = std::fs::read_to_string(folder.file("run/run-id")).unwrap();
+    let run = PathBuf::from(&store).join("271828182845904523").join(&id);
+    let read = |name: &str| std::fs::read_to_string(run.join(name)).unwrap();
+    let steps: Vec<String> = read("metrics/train/loss").lines().map(|l| l.split(' ').nth(2).unwrap().into()).collect();
+    assert_eq!(steps, ["1", "2", "3", "4", "5", "6"]);
+    assert!(read("meta.yaml").contains("status: 3\n"), "it is finished");
+    assert_eq!(read("params/optimizer.learning_rate"), "0.01");
+    let runs: Vec<_> = folder.file("run/wandb").read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    let name = format!("run-{}.wandb", &id[..8]);
+    assert!(!runs.is_empty() && runs.iter().all(|run| run.join(&name).is_file()), "{runs:?}");
+}
+
+#[test]
+fn a_page_shows_a_run_while_it_lasts() {
+    let folder = folder(100_000, 0);
+    let args = ["train", &run_file(&folder), "-t", "1", "--log.page", "127.0.0.1:0", "--checkpoint.export", "false"];
+    let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines.find_map(|line| Some(line.unwrap().split_once("http://")?.1.trim().to_owned())).unwrap();
+    let get = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
+        body.to_owned()
+    };
+    assert!(get("/").contains("/page/run.js"));
+    assert!(get("/page/run.js").contains("/events?from="));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut next = 0;
+    let mut seen = Vec::new();
+    while seen.iter().filter(|event: &&serde_json::Value| event["event"] == "step").count() < 3 {
+        assert!(Instant::now() < deadline, "{seen:?}");
+        let answer = parsed(&get(&format!("/events?from={next}")));
+        seen.extend(answer["events"].as_array().unwrap().clone());
+        next = answer["next"].as_u64().unwrap();
+        assert_eq!(seen.len() as u64, next);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(seen[0]["event"], "started");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn mistakes_of_use_have_exit_code_2_and_say_what_to_do() {
     let folder = folder(3, 1);
     let file = run_file(&folder);
@@ -113,6 +201,7 @@ fn mistakes_of_use_have_exit_code_2_and_say_what_to_do() {
         (vec!["train"], "model.config = nothing: is missing; give a config.json to train from scratch"),
         (vec!["train", &file, "--train.precision", "f8"], "train.precision = \"f8\": unknown variant `f8`"),
         (vec!["train", &file, "--optimizer.beta1", "2"], "must be at least 0 and below 1"),
+        (vec!["train", &file, "--log.page", "7070"], "log.page = 7070: must be host:port, such as 127.0.0.1:7070"),
     ] {
         let ran = ridge(&args);
         assert_eq!(ran.code, 2, "{}", ran.stderr);

@@ -186,7 +186,7 @@ impl GroupedLinear {
         let at = row * self.inner;
         match format.codes {
             CodeType::Int8 => widen_codes(&io.input::<i8>(input)[at..at + self.inner], out),
-            CodeType::F8E4M3 => simd::load(io, input, DType::F8E4M3, at, out),
+            CodeType::F8E4M3 | CodeType::F8E5M2 => simd::load(io, input, format.codes.dtype(), at, out),
         }
         let scales = io.input_at::<f32>(input, scales);
         // The elements that share a scale, and the first of the row's scales.

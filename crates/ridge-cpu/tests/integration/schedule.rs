@@ -7,7 +7,8 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{Bindings, Builder, DType, Graph, Result as GraphResult, Type};
 use ridge_runtime::late::Late;
 use ridge_runtime::{
-    Backend, ProgramCache, RuntimeError, Schedule, ScheduleDriver, Session, Stage, StageInputs, StageOutputs, Times,
+    Backend, MemoryOwner, ProgramCache, RuntimeError, Schedule, ScheduleDriver, Session, Stage, StageInputs,
+    StageOutputs, Times,
 };
 
 fn vector() -> Type {
@@ -125,9 +126,13 @@ fn memory_is_predicted_before_anything_is_allocated() {
     let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).expect("starts"));
     let before = cpu.memory().live;
     let (schedule, none) = (schedule(), Bindings::new());
-    assert_eq!(schedule.parameter_bytes(&none).expect("has no symbols"), 32);
+    let parameters = schedule.parameter_bytes(&none, &*cpu).expect("has no symbols") as usize;
     let programs = ProgramCache::new(Arc::clone(&cpu));
     let besides = schedule.memory(&programs, &none).expect("compiles");
     assert_eq!(cpu.memory().live, before);
     assert!(besides.on_device() > 0);
+    let mut session = Session::new(Arc::clone(&cpu));
+    let _bound = schedule.bind(&mut session, &none).expect("binds");
+    let allocated = cpu.memory().live;
+    assert_eq!(allocated.get(MemoryOwner::States) + allocated.get(MemoryOwner::Weights), parameters);
 }

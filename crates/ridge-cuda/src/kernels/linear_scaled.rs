@@ -223,6 +223,7 @@ fn shared(format: ScaledFormat, rows: usize, inner: usize) -> [usize; 3] {
 fn gemm_scales(x: ScaledFormat, w: ScaledFormat) -> GemmScales {
     match (x.codes, w.codes, x.scales, w.scales) {
         (CodeType::F8E4M3, CodeType::F8E4M3, ScaleLayout::Tensor, ScaleLayout::Tensor) => GemmScales::Tensor,
+        (CodeType::F8E5M2, CodeType::F8E4M3, ScaleLayout::Tensor, ScaleLayout::Tensor) => GemmScales::Gradient,
         (CodeType::F8E4M3, CodeType::F8E4M3, ScaleLayout::Row, ScaleLayout::Row) => GemmScales::Rows,
         _ => GemmScales::None,
     }

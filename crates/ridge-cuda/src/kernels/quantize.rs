@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
-use ridge_graph::ops::{Quantize, RmsNorm};
+use ridge_graph::ops::{Quantize, QuantizeDelayed, RmsNorm};
 use ridge_graph::{DType, Function, Type};
 
 use super::entry::CudaKernelEntry;
@@ -29,6 +29,7 @@ enum Source {
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
         CudaKernelEntry::new("quantize", "quantize(x)", supports, |s| make(s, Source::Plain)),
+        CudaKernelEntry::new("quantize_delayed", "quantize_delayed(x, amax)", |_| true, make_delayed),
         CudaKernelEntry::new("rms_norm_quantize", "quantize(rms_norm(x, w))", by_rows, |s| make(s, Source::Norm)),
         CudaKernelEntry::new("add_rms_norm_quantize", "quantize(rms_norm(*add(x, r), w))", sums_by_rows, |s| {
             make(s, Source::Sum)
@@ -71,6 +72,7 @@ fn text(
         ("W", name(weight)),
         ("SOURCE", &*number),
         ("INT8", flag(format.codes == CodeType::Int8)),
+        ("E5M2", flag(format.codes == CodeType::F8E5M2)),
         ("WHOLE", flag(format.scales == ScaleLayout::Row)),
         ("TENSOR", flag(format.scales == ScaleLayout::Tensor)),
         ("VECTORS", &*vectors.to_string()),
@@ -165,4 +167,21 @@ fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String>
     let args = vec![input(0), r, weight, codes, scales, sum, LaunchArg::Float(eps), numbers(&[inner, group])];
     let (text, threads) = rows(format, dtypes, source, inner);
     grid(text, [count, 1, 1], threads, args)
+}
+
+/// Codes of x for values up to an earlier largest magnitude, and the one of x.
+fn make_delayed(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let format = spec.composite::<QuantizeDelayed>().ok_or("no quantize_delayed in the group")?.format;
+    let x = &spec.inputs[0];
+    let scales = LaunchArg::Pointer(OperandSlot::Output(0), spec.outputs[0].component_offsets()?[1]);
+    let groups = x.len().div_ceil(THREADS * 8).max(1);
+    let mut kernel = CudaKernel::from(DeviceAction::Constant { bytes: vec![0; 4], to: OperandSlot::Output(1) });
+    for (entry, args) in [
+        ("amax_of", vec![input(0), output(1), numbers(&[x.len()])]),
+        ("quantize_delayed", vec![input(0), input(1), output(0), scales, numbers(&[x.len()])]),
+    ] {
+        let text = text(entry, format, [x.dtype; 2], Source::Plain, 0);
+        kernel.actions.extend(blocks(text, groups, THREADS as u32, args).actions);
+    }
+    Ok(kernel)
 }

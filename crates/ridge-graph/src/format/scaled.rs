@@ -7,6 +7,7 @@
 //! ```text
 //! int8:    scale = amax / 127, code = floor(x * 127/128 / amax * 128 + 1/2) in -127..=127
 //! f8e4m3:  scale = amax / 448, code = x / scale clamped to -448..=448, rounded to the nearest E4M3, ties to even
+//! f8e5m2:  the same with 57344 and E5M2
 //! value = code * scale
 //! ```
 //!
@@ -19,7 +20,7 @@ use std::fmt;
 use super::decoding::{Decoding, DecodingValue};
 use super::layout::{Format, FormatComponent};
 use crate::dim::Dim;
-use crate::dtype::{DType, f8e4m3_to_f64, f64_to_f8e4m3};
+use crate::dtype::{DType, f8e4m3_to_f64, f8e5m2_to_f64, f64_to_f8e4m3, f64_to_f8e5m2};
 use crate::prim::Binary;
 use crate::shape::Shape;
 use crate::why::Why;
@@ -31,6 +32,8 @@ pub enum CodeType {
     Int8,
     /// OCP E4M3, up to 448.
     F8E4M3,
+    /// OCP E5M2, up to 57344: the range that gradients want. Only [`ScaleLayout::Tensor`] has it.
+    F8E5M2,
 }
 
 /// Which elements share a scale.
@@ -43,14 +46,13 @@ pub enum ScaleLayout {
     /// This many of a row (32, 64, 128 or 256), the last group perhaps shorter: scales f32 `[.., groups]`.
     Group(usize),
     /// [`BLOCK`] rows by [`BLOCK`] columns of a matrix, the last perhaps smaller: scales f32 `[.., row blocks, column blocks]`.
-    /// For weights: a graph makes no such value.
     Block,
 }
 
 /// Rows and columns of a block of [`ScaleLayout::Block`].
 pub const BLOCK: usize = 128;
 
-/// Codes with scales. Components: `codes` (i8 or f8e4m3, of the logical shape) and `scales` (see [`ScaleLayout`]).
+/// Codes with scales. Components: `codes` (i8, f8e4m3 or f8e5m2, of the logical shape) and `scales` (see [`ScaleLayout`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScaledFormat {
     /// What codes are.
@@ -60,8 +62,8 @@ pub struct ScaledFormat {
 }
 
 /// The formats with their names.
-const NAMED: [(ScaledFormat, &str); 14] = {
-    use CodeType::{F8E4M3, Int8};
+const NAMED: [(ScaledFormat, &str); 15] = {
+    use CodeType::{F8E4M3, F8E5M2, Int8};
     use ScaleLayout::{Block, Group, Row, Tensor};
     const fn of(codes: CodeType, scales: ScaleLayout) -> ScaledFormat {
         ScaledFormat { codes, scales }
@@ -81,6 +83,7 @@ const NAMED: [(ScaledFormat, &str); 14] = {
         (of(F8E4M3, Group(128)), "f8e4m3_g128"),
         (of(F8E4M3, Group(256)), "f8e4m3_g256"),
         (of(F8E4M3, Block), "f8e4m3_b128"),
+        (of(F8E5M2, Tensor), "f8e5m2_tensor"),
     ]
 };
 
@@ -90,6 +93,7 @@ impl CodeType {
         match self {
             Self::Int8 => DType::I8,
             Self::F8E4M3 => DType::F8E4M3,
+            Self::F8E5M2 => DType::F8E5M2,
         }
     }
 
@@ -98,6 +102,7 @@ impl CodeType {
         match self {
             Self::Int8 => 127.0,
             Self::F8E4M3 => 448.0,
+            Self::F8E5M2 => 57344.0,
         }
     }
 
@@ -118,10 +123,11 @@ impl CodeType {
                     code((nearest.clamp(-127.0, 127.0) as i8).cast_unsigned());
                 }
             }
-            Self::F8E4M3 => {
+            Self::F8E4M3 | Self::F8E5M2 => {
                 let divisor = if scale == 0.0 { 1.0 } else { scale };
+                let rounded = if self == Self::F8E4M3 { f64_to_f8e4m3 } else { f64_to_f8e5m2 };
                 for x in x {
-                    code(f64_to_f8e4m3(f64::from((x / divisor).clamp(-448.0, 448.0))));
+                    code(rounded(f64::from((x / divisor).clamp(-self.largest(), self.largest()))));
                 }
             }
         }
@@ -133,6 +139,7 @@ impl CodeType {
         match self {
             Self::Int8 => f32::from(code.cast_signed()),
             Self::F8E4M3 => f8e4m3_to_f64(code) as f32,
+            Self::F8E5M2 => f8e5m2_to_f64(code) as f32,
         }
     }
 }
@@ -144,6 +151,11 @@ impl ScaledFormat {
     /// Codes of E4M3 with a scale for each row: how matrices are stored in fp8 while loading, and how GPUs take x of products
     /// by them.
     pub const F8_ROWS: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Row };
+
+    /// Codes of E4M3 with one scale for all, and of E5M2: what fp8 training takes values and cotangents as.
+    pub const F8_TENSOR: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Tensor };
+    /// See [`F8_TENSOR`](Self::F8_TENSOR).
+    pub const F8_GRADIENT: Self = Self { codes: CodeType::F8E5M2, scales: ScaleLayout::Tensor };
 
     /// Codes with scales.
     pub const fn new(codes: CodeType, scales: ScaleLayout) -> Self {
@@ -201,7 +213,7 @@ impl ScaledFormat {
     }
 
     /// Along each of the last axes that scales are shared along: the axis, and the elements that share one.
-    fn shared(self, rank: usize) -> Vec<(usize, usize)> {
+    pub(crate) fn shared(self, rank: usize) -> Vec<(usize, usize)> {
         match self.scales {
             ScaleLayout::Tensor | ScaleLayout::Row => Vec::new(),
             ScaleLayout::Group(size) => vec![(rank - 1, size)],

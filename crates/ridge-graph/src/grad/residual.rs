@@ -2,7 +2,7 @@
 //!
 //! Kept: what was costly. Computed again in the backward half, from what is kept anyway: views (the narrower or smaller
 //! side of a cast or broadcast is kept instead), whatever cheap ops make of values that are kept, and what they make of
-//! parameters, step inputs and integers alone, such as masks, rotary tables and decoded weights. [`Recompute`] says what
+//! parameters, step inputs and integers alone, such as masks, rotary tables, and decoded or quantised weights. [`Recompute`] says what
 //! counts as costly: recomputation (activation checkpointing, Chen et al. 2016; its selective form, Korthikanti et al.
 //! 2022, section 5) is the same decision with another answer.
 
@@ -163,14 +163,14 @@ fn fates(forward: &Function, requested: impl Iterator<Item = Var>, recompute: Re
 /// Nodes that cost no memory to have again: arguments that outlive the step's forward half anyway or are small, and
 /// what is cheap to compute from them.
 fn free(forward: &Function) -> Vec<bool> {
-    let mut free = Vec::with_capacity(forward.nodes.len());
-    for node in &forward.nodes {
+    let mut free: Vec<bool> = Vec::with_capacity(forward.nodes.len());
+    for (i, node) in forward.nodes.iter().enumerate() {
         free.push(match &node.op {
             Op::Arg(i) => {
                 let arg = &forward.args[*i];
                 !arg.ty.state && (matches!(arg.role, Role::Weight | Role::StepInput) || !arg.ty.dtype.is_float())
             }
-            op => is_cheap(op) && node.inputs.iter().all(|v| free[v.index()]),
+            op => (is_cheap(op) || is_pass(forward, i)) && node.inputs.iter().all(|v| free[v.index()]),
         });
     }
     free

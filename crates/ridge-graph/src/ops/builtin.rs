@@ -2,10 +2,10 @@
 
 use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, causal_conv1d, cross_entropy, dropout, dry,
-    embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm,
-    linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias, moe_router,
-    muon, norm_gradient, penalties, quantize, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, sgd,
-    softmax, softplus, stochastic_round, swiglu, table_write, token_layout,
+    embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear, gelu, grouped_linear, kv_write,
+    layer_norm, linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias,
+    moe_router, muon, norm_gradient, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
+    rms_norm, rope, sampling, sgd, softmax, softplus, stochastic_round, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -30,6 +30,8 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("expert_permutation", expert_permutation::samples),
         OpEntry::new("fold_key", fold_key::samples),
         OpEntry::new("forbid_tokens", forbid_tokens::samples),
+        OpEntry::new("fp8_linears", fp8_linear::samples),
+        OpEntry::new("fp8_linears_backward", fp8_linear::samples_backward),
         OpEntry::new("gelu", gelu::samples),
         OpEntry::new("grouped_linear", grouped_linear::samples),
         OpEntry::new("kv_write", kv_write::samples),
@@ -57,6 +59,8 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("muon", muon::samples),
         OpEntry::new("penalties", penalties::samples),
         OpEntry::new("quantize", quantize::samples),
+        OpEntry::new("quantize_delayed", quantize_delayed::samples),
+        OpEntry::new("quantize_delayed_backward", quantize_delayed::samples_backward),
         OpEntry::new("ragged_attention", ragged_attention_samples::samples),
         OpEntry::new("ragged_attention_backward", ragged_attention_samples::samples_backward),
         OpEntry::new("ragged_attention_saving", ragged_attention_samples::samples_saving),

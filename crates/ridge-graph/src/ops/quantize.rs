@@ -3,11 +3,11 @@
 //! Gradients pass straight through (Bengio, Leonard and Courville 2013, "Estimating or Propagating Gradients Through
 //! Stochastic Neurons for Conditional Computation"): the cotangent of what is quantised is that of its quantised value.
 
-use super::require::{flat, takes, want_float};
+use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{GraphError, Result};
+use crate::error::Result;
 use crate::format::{CodeType, Format, FormatRef, ScaleLayout, ScaledFormat};
 use crate::graph::{Builder, Composite, CompositeRef, Gradient, Var};
 use crate::prim::Prim;
@@ -24,7 +24,7 @@ use crate::why::Why;
 /// `x`: `[.., K]` of any float dtype, taken as f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantize {
-    /// Codes, and which of them share a scale; not [`ScaleLayout::Block`].
+    /// Codes, and which of them share a scale.
     pub format: ScaledFormat,
 }
 
@@ -47,31 +47,63 @@ fn straight_through(forward: CompositeRef, dtype: Option<DType>) -> Gradient {
     Gradient::Explicit { forward, saved: Vec::new(), backward, wrt: vec![0] }
 }
 
-impl Quantize {
-    /// `x` as f32 with the elements of a unit along the last axis, and how many of them lie behind the end of a row.
-    fn units(self, g: &mut Builder, x: Var) -> Result<Var> {
-        let shape = g.ty(x)?.shape.clone();
-        match self.format.scales {
-            ScaleLayout::Tensor => {
-                let all = flat(&shape.0).map_err(|why| GraphError::usage(g.scope(), why))?;
-                g.reshape(x, Shape(vec![all]))
+/// How a tensor is cut into units that share a scale: each axis that is cut becomes two.
+struct Units {
+    /// Of the elements as they are cut.
+    split: Vec<Dim>,
+    /// The axes of `split` that units extend over.
+    within: Vec<usize>,
+    /// Of the elements with what is padded to whole units.
+    whole: Vec<Dim>,
+}
+
+impl Units {
+    fn new(format: ScaledFormat, shape: &Shape, scales: &Shape) -> Self {
+        let (mut split, mut within, mut whole) = (Vec::new(), Vec::new(), shape.0.clone());
+        let shared = format.shared(shape.rank());
+        for (axis, dim) in shape.0.iter().enumerate() {
+            if let Some((_, size)) = shared.iter().find(|(a, _)| *a == axis) {
+                let groups = scales.0[axis].clone();
+                whole[axis] = groups.clone() * *size as i64;
+                split.extend([groups, Dim::from(*size)]);
+            } else {
+                split.push(dim.clone());
+                let row = format.scales == ScaleLayout::Row && axis + 1 == shape.rank();
+                if !row && format.scales != ScaleLayout::Tensor {
+                    continue;
+                }
             }
-            ScaleLayout::Row | ScaleLayout::Block => Ok(x),
-            ScaleLayout::Group(size) => {
-                let last = shape.rank() - 1;
-                let mut dims = shape.0.clone();
-                let groups = match shape.0[last].as_const() {
-                    Some(inner) => Dim::from(inner.div_ceil(size)),
-                    None => shape.0[last].div_exact(size as i64).unwrap_or_else(|| shape.0[last].clone()),
-                };
-                let missing = &(groups.clone() * size as i64) - &shape.0[last];
-                let x = if missing == Dim::from(0) { x } else { g.pad(x, last, 0, missing, 0.0)? };
-                dims[last] = groups;
-                dims.push(size.into());
-                g.reshape(x, Shape(dims))
-            }
+            within.push(split.len() - 1);
         }
+        Self { split, within, whole }
     }
+
+    /// `x` of `shape`, cut.
+    fn cut(&self, g: &mut Builder, mut x: Var, shape: &Shape) -> Result<Var> {
+        for (axis, (dim, whole)) in shape.0.iter().zip(&self.whole).enumerate().filter(|(_, (dim, whole))| dim != whole)
+        {
+            x = g.pad(x, axis, 0, whole - dim, 0.0)?;
+        }
+        g.reshape(x, Shape(self.split.clone()))
+    }
+
+    /// `x`, cut, as `shape` again.
+    fn join(&self, g: &mut Builder, x: Var, shape: &Shape) -> Result<Var> {
+        let mut x = g.reshape(x, Shape(self.whole.clone()))?;
+        for (axis, (dim, _)) in shape.0.iter().zip(&self.whole).enumerate().filter(|(_, (dim, whole))| dim != whole) {
+            x = g.slice(x, axis, 0, dim.clone())?;
+        }
+        Ok(x)
+    }
+}
+
+/// The largest magnitude of `x` along `axes`, which stay with extent 1.
+pub(super) fn largest_magnitude(g: &mut Builder, x: Var, axes: impl DoubleEndedIterator<Item = usize>) -> Result<Var> {
+    let magnitudes = g.abs(x)?;
+    let amax = axes.rev().try_fold(magnitudes, |amax, axis| g.reduce_max(amax, axis))?;
+    // The largest of no elements is minus infinity.
+    let zero = g.constant(DType::F32, 0.0)?;
+    g.max(amax, zero)
 }
 
 /// Integers nearest to `x` by 127 of `amax`, of two the upper one.
@@ -95,22 +127,25 @@ fn int8(g: &mut Builder, x: Var, amax: Var) -> Result<Var> {
     g.cast(code, DType::I8)
 }
 
-/// `x / scale` rounded to the nearest E4M3, ties to even, and no farther than 448. A cast would not round in the exact
-/// evaluation, so the rounding is written out.
-fn f8e4m3(g: &mut Builder, x: Var, scale: Var) -> Result<Var> {
+/// `x / scale` rounded to the nearest 8-bit float, ties to even, and no farther than the largest. A cast would not round in
+/// the exact evaluation, so the rounding is written out.
+pub(super) fn float8(g: &mut Builder, x: Var, scale: Var, codes: CodeType) -> Result<Var> {
+    // Bits behind the point, and the powers of two from which neighbours are farther apart than the smallest numbers.
+    let (bits, powers) = if codes == CodeType::F8E5M2 { (2, -13..=15) } else { (3, -5..=8) };
     let number = |g: &mut Builder, value| g.constant(DType::F32, value);
     let [zero, half, one, two] = [number(g, 0.0)?, number(g, 0.5)?, number(g, 1.0)?, number(g, 2.0)?];
-    let [most, least] = [number(g, 448.0)?, number(g, -448.0)?];
+    let largest = f64::from(codes.largest());
+    let [most, least] = [number(g, largest)?, number(g, -largest)?];
     let none = g.eq(scale, zero)?;
     let divisor = g.select(none, one, scale)?;
     let scaled = g.div(x, divisor)?;
     let scaled = g.min(scaled, most)?;
     let scaled = g.max(scaled, least)?;
     let magnitude = g.abs(scaled)?;
-    // The distance of neighbours: 2^-9 up to 2^-5, then twice as much from each power of two on.
-    let mut quantum = number(g, 2f64.powi(-9))?;
-    for power in -5..=8 {
-        let (from, wider) = (number(g, 2f64.powi(power))?, number(g, 2f64.powi(power - 3))?);
+    // The distance of neighbours, which doubles at each power of two.
+    let mut quantum = number(g, 2f64.powi(powers.start() - bits - 1))?;
+    for power in powers {
+        let (from, wider) = (number(g, 2f64.powi(power))?, number(g, 2f64.powi(power - bits))?);
         let reached = g.ge(magnitude, from)?;
         quantum = g.select(reached, wider, quantum)?;
     }
@@ -129,7 +164,7 @@ fn f8e4m3(g: &mut Builder, x: Var, scale: Var) -> Result<Var> {
     let negative = g.lt(scaled, zero)?;
     let opposite = g.neg(nearest)?;
     let code = g.select(negative, opposite, nearest)?;
-    g.cast(code, DType::F8E4M3)
+    g.cast(code, codes.dtype())
 }
 
 impl Composite for Quantize {
@@ -141,41 +176,23 @@ impl Composite for Quantize {
         let [x] = inputs else { return Err(takes("x", inputs)) };
         want_float("x", x)?;
         self.format.check(&x.shape)?;
-        match self.format.scales {
-            ScaleLayout::Block => return Err(format!("{:?} is a format of weights", self.format)),
-            ScaleLayout::Tensor => flat(&x.shape.0).map(|_| ()).map_err(|why| format!("x {x}: {why}"))?,
-            ScaleLayout::Row | ScaleLayout::Group(_) => {}
-        }
         Ok(vec![x.clone().stored_as(FormatRef::new(self.format))])
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let ty = g.ty(inputs[0])?.clone();
         let components = self.format.components(&ty.shape);
+        let units = Units::new(self.format, &ty.shape, &components[1].shape);
         let x = g.cast(inputs[0], DType::F32)?;
-        let x = self.units(g, x)?;
-        let grouped = g.ty(x)?.shape.clone();
-        let magnitudes = g.abs(x)?;
-        let amax = g.reduce_max(magnitudes, grouped.rank() - 1)?;
-        // The largest of no elements is minus infinity.
-        let zero = g.constant(DType::F32, 0.0)?;
-        let amax = g.max(amax, zero)?;
+        let x = units.cut(g, x, &ty.shape)?;
+        let amax = largest_magnitude(g, x, units.within.iter().copied())?;
         let largest = g.constant(DType::F32, f64::from(self.format.codes.largest()))?;
         let scale = g.div(amax, largest)?;
-        let mut codes = match self.format.codes {
+        let codes = match self.format.codes {
             CodeType::Int8 => int8(g, x, amax)?,
-            CodeType::F8E4M3 => f8e4m3(g, x, scale)?,
+            codes => float8(g, x, scale, codes)?,
         };
-        if let ScaleLayout::Group(size) = self.format.scales {
-            let (last, mut whole) = (ty.shape.rank() - 1, ty.shape.0.clone());
-            whole[last] = grouped.0[last].clone() * size as i64;
-            let padded = whole[last] != ty.shape.0[last];
-            codes = g.reshape(codes, Shape(whole))?;
-            if padded {
-                codes = g.slice(codes, last, 0, ty.shape.0[last].clone())?;
-            }
-        }
-        let codes = g.reshape(codes, ty.shape.clone())?;
+        let codes = units.join(g, codes, &ty.shape)?;
         let scales = g.reshape(scale, components[1].shape.clone())?;
         let prim = Prim::Assemble { format: FormatRef::new(self.format), dtype: ty.dtype, shape: ty.shape };
         g.prim(prim, &[codes, scales])
@@ -196,10 +213,13 @@ impl Composite for Quantize {
             return Vec::new();
         }
         let mut rules = rowwise_rules(shape, 1, 1);
-        if let ScaleLayout::Group(multiple) = self.format.scales {
-            let cut = Placement::Shard { dim: shape.rank() - 1, multiple };
-            rules.push(ShardingRule { inputs: vec![cut], outputs: vec![cut] });
+        let cuts =
+            self.format.shared(shape.rank()).into_iter().map(|(dim, multiple)| Placement::Shard { dim, multiple });
+        if self.format.scales == ScaleLayout::Block {
+            // A row of blocks has 128 rows.
+            rules.retain(|rule| rule.outputs[0] != Placement::shard(shape.rank() - 2));
         }
+        rules.extend(cuts.map(|cut| ShardingRule { inputs: vec![cut], outputs: vec![cut] }));
         rules
     }
 }
@@ -286,15 +306,11 @@ impl Builder {
     }
 }
 
-/// The formats that a graph makes values in.
-fn formats() -> impl Iterator<Item = ScaledFormat> {
-    ScaledFormat::all().filter(|format| format.scales != ScaleLayout::Block)
-}
-
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let mut samples = Vec::new();
-    for format in formats() {
-        for shape in [&[0, 64][..], &[1, 1], &[7], &[5, 300], &[2, 3, 64], &[9, 512]] {
+    for format in ScaledFormat::all() {
+        let block = format.scales == ScaleLayout::Block;
+        for shape in [&[0, 64][..], &[1, 1], if block { &[140, 7] } else { &[7] }, &[5, 300], &[2, 3, 64], &[9, 512]] {
             samples.push(Sample::new(Quantize { format }).input(rng.normal(dtype, shape)).judged(Check::Codes));
         }
         // A row of zeros, and small numbers beside large ones; then what is not finite.
@@ -395,7 +411,7 @@ mod tests {
             let x = rng.normal(DType::F32, &shape);
             let spread = x.floats().iter().map(|x| x * 2f64.powi(rng.below(20) as i32)).collect();
             let x = Tensor::float(DType::F32, &shape, spread).rounded();
-            for format in formats() {
+            for format in ScaledFormat::all() {
                 let largest =
                     |range: std::ops::Range<usize>| x.floats()[range].iter().fold(0f64, |m, v| m.max(v.abs()));
                 let got = there_and_back(format, &x, Precision::Rounded);
@@ -407,12 +423,16 @@ mod tests {
                             largest(row * 300 + from..row * 300 + (from + size).min(300))
                         }
                         ScaleLayout::Row => largest(row * 300..row * 300 + 300),
-                        ScaleLayout::Tensor | ScaleLayout::Block => largest(0..x_len(&shape)),
+                        ScaleLayout::Tensor => largest(0..x_len(&shape)),
+                        ScaleLayout::Block => (0..13)
+                            .map(|r| r * 300 + column / 128 * 128)
+                            .fold(0f64, |m, from| m.max(largest(from..(from + 128).min(from / 300 * 300 + 300)))),
                     };
                     let allowed = match format.codes {
                         CodeType::Int8 => amax / 127.0 / 2.0,
                         // Half of the last bit, or of the distance of the smallest numbers.
                         CodeType::F8E4M3 => (x.abs() / 16.0).max(amax / 448.0 / 1024.0),
+                        CodeType::F8E5M2 => (x.abs() / 8.0).max(amax / 57344.0 / 2f64.powi(17)),
                     };
                     let error = (x - got).abs();
                     assert!(error <= allowed * (1.0 + 1e-4), "{format:?}, element {i}: {got} of {x}");
@@ -427,7 +447,7 @@ mod tests {
 
     #[test]
     fn zeros_stay_and_a_unit_with_what_is_not_finite_is_nan() {
-        for format in formats() {
+        for format in ScaledFormat::all() {
             let zeros = there_and_back(format, &Tensor::zeros(DType::BF16, &[3, 70]), Precision::Rounded);
             assert!(zeros.iter().all(|v| *v == 0.0), "{format:?}");
             for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
@@ -435,6 +455,7 @@ mod tests {
                 values[40] = odd;
                 let got = there_and_back(format, &Tensor::float(DType::BF16, &[2, 70], values), Precision::Rounded);
                 let shared = |i: usize| match format.scales {
+                    // Both rows are in one block.
                     ScaleLayout::Tensor | ScaleLayout::Block => true,
                     ScaleLayout::Row => i < 70,
                     ScaleLayout::Group(size) => i < 70 && i / size == 40 / size,
@@ -449,7 +470,7 @@ mod tests {
     /// How values are stored is said twice: by the graph, and by a loop for weights and samples.
     #[test]
     fn the_loop_stores_what_the_graph_means() {
-        for format in formats() {
+        for format in ScaledFormat::all() {
             for shape in [[3, 300], [1, 1], [40, 64]] {
                 let x = Rng::new(5).normal(DType::F32, &shape);
                 let values: Vec<f32> = x.floats().iter().map(|v| *v as f32).collect();

@@ -4,6 +4,7 @@ mod builder;
 mod conformance;
 mod eval;
 mod formats;
+mod fp8;
 mod grad_collectives;
 mod grad_functions;
 mod grad_llama;

@@ -126,7 +126,7 @@ fn rows_of_every_op_and_primitive_are_what_each_is_alone() {
         }
     }
     println!("{checked} comparisons; without a rule: {without:?}");
-    let known = ["linear_recurrence", "assemble", "quantize"];
+    let known = ["linear_recurrence", "assemble", "quantize", "fp8_linears_backward"];
     assert!(without.iter().all(|name| known.iter().any(|known| name.contains(known))), "{without:?}");
 }
 

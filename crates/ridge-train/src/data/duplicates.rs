@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use sha2::{Digest as _, Sha256};
 
 use super::order::mix;
+use super::words::{sequence_hash, word_hashes};
 
 /// Which documents count as duplicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,16 +48,12 @@ impl Signature {
 
 /// A hash of each band of the signature: of the least values of hashes over all shingles.
 fn bands(text: &str) -> Vec<u64> {
-    let words: Vec<u64> = text
-        .split(|c: char| !c.is_alphanumeric())
-        .filter(|word| !word.is_empty())
-        .map(|word| word.chars().flat_map(char::to_lowercase).fold(0, |hash, c| mix(hash ^ u64::from(u32::from(c)))))
-        .collect();
+    let words = word_hashes(text);
     let mut least = [u64::MAX; BANDS * ROWS];
     let count = words.len().saturating_sub(WORDS - 1).max(usize::from(!words.is_empty()));
     for at in 0..count {
         let end = words.len().min(at + WORDS);
-        let shingle = words[at..end].iter().fold(1, |hash: u64, word| mix(hash.rotate_left(7) ^ word));
+        let shingle = sequence_hash(&words[at..end]);
         // Each is another permutation of the hash: a product with an odd number and a sum.
         let mut multiplier = 0x9e37_79b9_7f4a_7c15_u64;
         for least in &mut least {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::documents::{DocumentFile, FileKind, files_of};
 use super::duplicates::{Duplicates, Seen, Signature};
 use super::filters::Filters;
+use super::held_out::HeldOut;
 use super::pieces::{PieceEncoder, has_pieces};
 use super::tokens::{SHARD_INDEX, ShardIndex, encoded};
 use super::vocabulary::Vocabulary;
@@ -24,6 +25,10 @@ pub struct PrepareSettings {
     pub text_field: String,
     /// Which documents are left out.
     pub filters: Filters,
+    /// Texts that models are evaluated on: documents that share a sequence of words with them are left out.
+    pub held_out: Vec<PathBuf>,
+    /// Words of such a sequence.
+    pub overlap_words: usize,
     /// Which count as duplicates.
     pub duplicates: Duplicates,
     /// Tokens of a shard.
@@ -65,6 +70,7 @@ pub fn prepare(
     if output.exists() {
         return Err(TrainError::path(output, "it is there already", "give another folder, or remove it"));
     }
+    let held_out = HeldOut::read(&settings.held_out, &settings.text_field, settings.overlap_words)?;
     let mut files = Vec::new();
     for input in inputs {
         for file in files_of(input)? {
@@ -80,6 +86,7 @@ pub fn prepare(
         settings,
         vocabulary,
         has_pieces: has_pieces(vocabulary.json()),
+        held_out,
         seen: Seen::default(),
         writer: ShardWriter::new(output, settings.shard_tokens, vocabulary),
         report: PrepareReport::default(),
@@ -113,6 +120,7 @@ struct Work<'a> {
     settings: &'a PrepareSettings,
     vocabulary: &'a Vocabulary,
     has_pieces: bool,
+    held_out: HeldOut,
     seen: Seen,
     writer: ShardWriter,
     report: PrepareReport,
@@ -131,9 +139,11 @@ impl Work<'_> {
         self.bytes = 0;
         let documents = std::mem::take(&mut self.documents);
         let PrepareSettings { filters, duplicates, threads, .. } = self.settings;
+        let held_out = &self.held_out;
         let judged = in_parallel(&documents, *threads, |part| {
             let judge = |text: &String| match filters.refusal(text) {
                 Some(why) => Err(why),
+                None if held_out.overlaps(text) => Err("overlap with held-out texts"),
                 None => Ok(Signature::of(text, *duplicates)),
             };
             Ok(part.iter().map(judge).collect())
@@ -269,6 +279,8 @@ mod tests {
             output: dir.join(output),
             text_field: "text".into(),
             filters: Filters { min_characters: 3, ..Filters::default() },
+            held_out: Vec::new(),
+            overlap_words: 13,
             duplicates: Duplicates::Exact,
             shard_tokens: 500,
             threads,

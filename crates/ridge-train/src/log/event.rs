@@ -79,6 +79,17 @@ pub enum TrainEvent {
     },
 }
 
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnded {
+    /// All steps were made.
+    Finished,
+    /// It was asked to stop.
+    Stopped,
+    /// By an error.
+    Failed,
+}
+
 /// Steps since the last report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {

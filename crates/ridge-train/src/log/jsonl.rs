@@ -38,15 +38,22 @@ impl JsonLines {
     /// # Errors
     /// When it cannot be written.
     pub fn write(&mut self, event: &TrainEvent) -> Result<()> {
-        let mut value = serde_json::to_value(event).unwrap_or(Value::Null);
-        if let Value::Object(fields) = &mut value {
-            fields.insert("time".to_owned(), seconds().into());
-        }
-        self.append(&format!("{value}\n"))
+        self.append(&format!("{}\n", event.json()))
     }
 
     fn append(&mut self, text: &str) -> Result<()> {
         self.file.write_all(text.as_bytes()).map_err(|cause| io_error(&self.path, "write the log", &cause))
+    }
+}
+
+impl TrainEvent {
+    /// The event as a JSON object, with the `time` in seconds since 1970.
+    pub fn json(&self) -> String {
+        let mut value = serde_json::to_value(self).unwrap_or(Value::Null);
+        if let Value::Object(fields) = &mut value {
+            fields.insert("time".to_owned(), seconds().into());
+        }
+        value.to_string()
     }
 }
 

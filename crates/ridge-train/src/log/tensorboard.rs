@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::jsonl::seconds;
+use super::protobuf::{bytes, crc32c, double, float, integer};
 use crate::error::{Result, io_error};
 
 /// A file of events.
@@ -37,14 +38,9 @@ impl EventFile {
     /// When it cannot be written.
     pub fn scalar(&mut self, step: u64, tag: &str, value: f64) -> Result<()> {
         // Summary.Value: tag = 1, simple_value = 2; Summary: value = 1; Event: wall_time = 1, step = 2, summary = 5.
-        let mut scalar = bytes(1, tag.as_bytes());
-        scalar.push(2 << 3 | 5);
-        scalar.extend((value as f32).to_le_bytes());
-        let mut event = double(1, seconds());
-        event.push(2 << 3);
-        event.extend(varint(step));
-        event.extend(bytes(5, &bytes(1, &scalar)));
-        self.record(&event)
+        let scalar = [bytes(1, tag.as_bytes()), float(2, value as f32)].concat();
+        let event = [double(1, seconds()), integer(2, step), bytes(5, &bytes(1, &scalar))];
+        self.record(&event.concat())
     }
 
     fn record(&mut self, data: &[u8]) -> Result<()> {
@@ -57,53 +53,14 @@ impl EventFile {
     }
 }
 
-fn varint(mut value: u64) -> Vec<u8> {
-    let mut out = Vec::new();
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-    out
-}
-
-fn bytes(field: u8, value: &[u8]) -> Vec<u8> {
-    let mut out = vec![field << 3 | 2];
-    out.extend(varint(value.len() as u64));
-    out.extend(value);
-    out
-}
-
-fn double(field: u8, value: f64) -> Vec<u8> {
-    let mut out = vec![field << 3 | 1];
-    out.extend(value.to_le_bytes());
-    out
-}
-
 /// The checksum of a record's part.
 fn masked(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli; RFC 3720, appendix B.4).
-pub fn crc32c(bytes: &[u8]) -> u32 {
-    let step = |crc: u32, byte: &u8| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (0x82f6_3b78 & 0_u32.wrapping_sub(crc & 1)))
-    };
-    !bytes.iter().fold(!0, step)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn checksums_are_those_of_the_standard() {
-        // RFC 3720, appendix B.4.
-        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
-        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-    }
 
     #[test]
     fn a_scalar_is_a_record_with_its_tag_step_and_value() {

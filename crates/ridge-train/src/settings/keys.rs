@@ -75,6 +75,9 @@ pub const KEYS: &[Key] = &[
         Text,
         "f32, bf16 or f16 with f32 master weights, bf16_stochastic or bf16_kahan [default: f32]",
     ),
+    key("train.fp8", Text, "Products of layers in fp8: none, or scaled by tensor, delayed or blocks [default: none]"),
+    key("train.fp8_gradients", Text, "Codes of cotangents in fp8: e5m2 or e4m3, blocks have e4m3 [default: e5m2]"),
+    key("train.fp8_history", Number, "Steps whose largest magnitudes delayed scaling goes by [default: 1024]"),
     key("train.recomputation", Text, "Activations computed again: none, selective or full [default: none]"),
     key("train.memory", Text, "Memory to fit into, such as 40GiB: layers are recomputed until a step fits"),
     key("train.seed", Number, "Seed of initial weights, dropout and the order of data [default: 1]"),
@@ -127,4 +130,7 @@ pub const KEYS: &[Key] = &[
     key("log.every", Number, "Steps between reports [default: 10]"),
     key("log.jsonl", Flag, "Write events as JSON lines [default: true]"),
     key("log.tensorboard", Flag, "Write events for TensorBoard [default: false]"),
+    key("log.mlflow", Text, "Folder of an MLflow file store to write the run to"),
+    key("log.wandb", Text, "Weights & Biases project of the run, written offline for `wandb sync`"),
+    key("log.page", Text, "Address of a live web page of the run, such as 127.0.0.1:7070"),
 ];

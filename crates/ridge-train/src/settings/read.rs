@@ -165,6 +165,7 @@ fn check(settings: &Settings) -> Result<()> {
         ("data.sequence_length", *sequence_length, 1 << 24),
         ("train.batch_size", *batch_size, 1 << 20),
         ("train.accumulation", *accumulation, 1 << 20),
+        ("train.fp8_history", train.fp8_history, 1 << 20),
     ];
     for (key, value, most) in sizes {
         if value == 0 || value > most {
@@ -174,6 +175,11 @@ fn check(settings: &Settings) -> Result<()> {
     within("train.clip", *clip, *clip >= 0.0 && clip.is_finite(), "must be 0 or more")?;
     within("train.z_loss", *z_loss, *z_loss >= 0.0 && z_loss.is_finite(), "must be 0 or more")?;
     within("train.spike", *spike, *spike >= 0.0 && spike.is_finite(), "must be 0 or more")?;
+    if let Some(page) = &settings.log.page
+        && page.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
+    {
+        return Err(TrainError::setting("log.page", page, "must be host:port, such as 127.0.0.1:7070"));
+    }
     settings.experts.check()?;
     check_optimizer(optimizer)
 }
@@ -228,6 +234,9 @@ mod tests {
         settings.model.initialization = Some(crate::settings::sections::Initialization::Llama);
         settings.data.vocabulary = Some("bytes".into());
         settings.train.memory = Some(ridge_hw::units::Bytes::from_gib(3));
+        settings.log.mlflow = Some("m".into());
+        settings.log.wandb = Some("w".into());
+        settings.log.page = Some("p:1".into());
         settings.optimizer.groups = vec![crate::settings::sections::GroupSettings {
             pattern: "*".into(),
             learning_rate_scale: 1.0,

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use super::experts::ExpertsSettings;
 use ridge_graph::DType;
+use ridge_graph::format::CodeType;
+use ridge_graph::ops::Fp8Scaling;
 use ridge_hw::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +108,12 @@ section! {
         accumulation: usize = 1,
         /// Numbers of weights and activations.
         precision: Precision = Precision::F32,
+        /// How values are scaled that linears of layers multiply in 8 bits.
+        fp8: Fp8 = Fp8::None,
+        /// The 8-bit floats of cotangents.
+        fp8_gradients: Fp8Gradients = Fp8Gradients::E5M2,
+        /// Steps whose largest magnitudes delayed scaling goes by.
+        fp8_history: usize = 1024,
         /// What the backward pass computes again, at least.
         recomputation: Recomputation = Recomputation::None,
         /// Bytes of the device that a run may use; recomputation is raised until it does.
@@ -233,6 +241,15 @@ section! {
         jsonl: bool = true,
         /// Whether they are written for TensorBoard.
         tensorboard: bool = false,
+        /// The folder of a file store of MLflow that the run is written to.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mlflow: Option<PathBuf> = None,
+        /// The project of Weights & Biases that the run is of, written to the folder of the run.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        wandb: Option<String> = None,
+        /// The address, `host:port`, of a live page of the run, which whoever observes the run serves.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        page: Option<String> = None,
     }
 }
 
@@ -288,6 +305,52 @@ impl Precision {
     /// Are the weights that forward and backward read copies of f32 masters?
     pub fn has_masters(self) -> bool {
         matches!(self, Self::Bf16 | Self::F16)
+    }
+}
+
+/// Products of linears in 8-bit floats, by how their operands are scaled; see [`Fp8Scaling`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fp8 {
+    /// In the precision of the run.
+    None,
+    /// One scale of x, weight and cotangent.
+    Tensor,
+    /// The same, by largest magnitudes of earlier steps.
+    Delayed,
+    /// A scale for 128 elements of a row and 128 x 128 of a weight.
+    Blocks,
+}
+
+impl Fp8 {
+    /// The scaling, if products are in 8 bits.
+    pub fn scaling(self) -> Option<Fp8Scaling> {
+        match self {
+            Self::None => None,
+            Self::Tensor => Some(Fp8Scaling::Tensor),
+            Self::Delayed => Some(Fp8Scaling::Delayed),
+            Self::Blocks => Some(Fp8Scaling::Blocks),
+        }
+    }
+}
+
+/// 8-bit floats of cotangents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fp8Gradients {
+    /// The wider range.
+    E5M2,
+    /// The finer steps.
+    E4M3,
+}
+
+impl TrainSettings {
+    /// The codes of cotangents.
+    pub fn gradient_codes(&self) -> CodeType {
+        match (self.fp8, self.fp8_gradients) {
+            (Fp8::Blocks, _) | (_, Fp8Gradients::E4M3) => CodeType::F8E4M3,
+            _ => CodeType::F8E5M2,
+        }
     }
 }
 

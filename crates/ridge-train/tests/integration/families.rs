@@ -18,7 +18,7 @@ struct Trajectory {
 
 const TEXT: &str = "how much wood would a woodchuck chuck";
 
-fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
@@ -28,7 +28,7 @@ fn trajectories() -> BTreeMap<String, Trajectory> {
 }
 
 /// The run of the script: one sequence, which is all of the text.
-fn settings(dir: &Path, family: &str, precision: &str) -> Settings {
+pub(crate) fn family_settings(dir: &Path, family: &str, precision: &str, keys: &[(&str, &str)]) -> Settings {
     let text = dir.join("text.txt");
     std::fs::write(&text, TEXT).expect("writes");
     let toml = format!(
@@ -40,14 +40,15 @@ fn settings(dir: &Path, family: &str, precision: &str) -> Settings {
         TEXT.len() - 1,
         dir.join("run")
     );
-    read_settings("test.toml", &toml, &[]).unwrap_or_else(|e| panic!("{e}"))
+    let keys: Vec<_> = keys.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    read_settings("test.toml", &toml, &keys).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Families whose gradients may be too large for f16 at any scale.
 const MOST_TOO_LARGE: usize = 14;
 
 /// The largest difference of two trajectories.
-fn apart(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn apart(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
@@ -58,7 +59,7 @@ fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory
     let (mut failed, mut too_large) = (Vec::new(), Vec::new());
     for (family, trajectory) in trajectories() {
         let dir = tempfile::tempdir().expect("is made");
-        let ran = run(&settings(dir.path(), &family, precision));
+        let ran = run(&family_settings(dir.path(), &family, precision, &[]));
         ran.end.as_ref().unwrap_or_else(|e| panic!("{family}: {e}"));
         // The one sequence is every batch, so steps whose update is refused, as f16 has them until the loss scale fits, change
         // nothing but how far the run comes.
@@ -66,7 +67,7 @@ fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory
         if losses.is_empty() {
             // Some of these models have gradients that f16 cannot hold at any scale, which is no reason to go on with them.
             std::fs::remove_dir_all(dir.path().join("run")).expect("is there");
-            let norm = run(&settings(dir.path(), &family, "f32")).first_norm();
+            let norm = run(&family_settings(dir.path(), &family, "f32", &[])).first_norm();
             assert!(precision == "f16" && norm > 65504.0, "{family}: no updates, and a gradient of norm {norm}");
             println!("{family}: not compared, its gradient of norm {norm:.1e} does not fit f16");
             too_large.push(family);

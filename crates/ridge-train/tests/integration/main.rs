@@ -3,6 +3,8 @@
 mod common;
 mod experts;
 mod families;
+mod fp8;
+mod memory;
 mod mup;
 mod optimisers;
 mod precision;

@@ -1,6 +1,7 @@
 //! `ridge train`: trains a model as a configuration file says.
 
 mod args;
+mod plan;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use ridge::train::{RunEnd, StepReport, TrainEvent, Trainer};
 use ridge_hw::units::Bytes;
+use ridge_serve::{ReservedAddress, RunPage};
 use ridge_train::settings::shown_settings;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
@@ -28,7 +30,7 @@ Examples:
   ridge train run.toml                             trains as configured
   ridge train run.toml --checkpoint.resume auto    from the last checkpoint
   ridge train run.toml --train.steps 100           overrides the steps
-  ridge train run.toml --dry-run                   settings and predicted memory
+  ridge train run.toml --dry-run                   settings, predicted memory, precision of ops
 
 Exit codes: 0 done or stopped by a signal, 1 failed, 2 usage error.")]
 pub(crate) struct TrainArgs {
@@ -36,7 +38,7 @@ pub(crate) struct TrainArgs {
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
 
-    /// Print the resolved settings and the predicted memory, and train nothing
+    /// Print the resolved settings, the predicted memory and the precision of each op, and train nothing
     #[arg(long)]
     dry_run: bool,
 
@@ -51,23 +53,18 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let mut trainer = Trainer::from_file(args.config.as_deref(), &args.keys.0)?.on(args.device.placement());
     if args.dry_run {
         print(&shown_settings(trainer.settings()))?;
-        let memory = trainer.memory()?;
-        let total = Bytes(memory.states.0 + memory.workspace.0);
-        let available = memory.available.map_or_else(String::new, |bytes| format!(" of {bytes} available"));
-        return print(&format!(
-            "\n# {} parameters; memory {total}{available}: weights, gradients and optimizer {}, activations {}\n# recomputed: {}\n",
-            grouped(memory.parameters),
-            memory.states,
-            memory.workspace,
-            memory.recomputed
-        ));
+        return print(&plan::text(&trainer.plan()?));
     }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGUSR1, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Error::Signal)?;
     }
+    let page = page(trainer.settings().log.page.as_deref())?;
     let mut printed = Ok(());
     let end = trainer.run(&stop, |event| {
+        if let Some(page) = &page {
+            page.add(event.json());
+        }
         if printed.is_ok() {
             printed = show(event);
         }
@@ -80,6 +77,17 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// The page of the run, at `host:port`.
+fn page(address: Option<&str>) -> Result<Option<RunPage>> {
+    let Some((host, port)) = address.and_then(|address| address.rsplit_once(':')) else { return Ok(None) };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let reserved = ReservedAddress::new(host, port.parse().unwrap_or(0))?;
+    let port = reserved.port()?;
+    let page = RunPage::start(reserved.listen()?)?;
+    note(&format!("the run is shown at http://{host}:{port}"));
+    Ok(Some(page))
 }
 
 fn show(event: &TrainEvent) -> Result<()> {

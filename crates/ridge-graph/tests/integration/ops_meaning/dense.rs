@@ -1,6 +1,5 @@
 //! Ops on whole rows: linear, rope and its frequencies, softmax, swiglu, gelu, embedding, norms.
 
-use ridge_graph::DType;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{
     Gelu, LayerNorm, LinearGroup, Quantize, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
@@ -10,24 +9,43 @@ use ridge_graph::sample::Sample;
 
 use super::{holds, input, op, samples, shape};
 
-/// `x`, rows of `k`, as multiples of a share of the largest magnitude of each unit.
-fn quantised(format: ScaledFormat, x: &[f64], k: usize) -> Vec<f64> {
+/// `x`, matrices of `rows` rows of `k`, as multiples of a share of the largest magnitude of each unit.
+fn quantised(format: ScaledFormat, x: &[f64], k: usize, rows: usize) -> Vec<f64> {
     let mut x = x.to_vec();
     let units: Vec<&mut [f64]> = match format.scales {
         ScaleLayout::Tensor => vec![&mut x],
         ScaleLayout::Row => x.chunks_mut(k.max(1)).collect(),
         ScaleLayout::Group(size) => x.chunks_mut(k.max(1)).flat_map(|row| row.chunks_mut(size)).collect(),
-        ScaleLayout::Block => unreachable!("of weights"),
+        ScaleLayout::Block => return in_blocks(format, &x, k, rows),
     };
     for unit in units {
         let largest = unit.iter().fold(0f64, |m, v| m.max(v.abs()));
+        let most = f64::from(format.codes.largest());
         let rounded = |v: f64| match format.codes {
             CodeType::Int8 => (v * 127.0 / largest + 0.5).floor() * (largest / 127.0),
-            CodeType::F8E4M3 => DType::F8E4M3.round((v / (largest / 448.0)).clamp(-448.0, 448.0)) * (largest / 448.0),
+            codes => codes.dtype().round((v / (largest / most)).clamp(-most, most)) * (largest / most),
         };
         unit.iter_mut().filter(|_| largest > 0.0).for_each(|v| *v = rounded(*v));
     }
     x
+}
+
+/// The same of matrices of `rows`, each block of 128 by 128 taken by itself.
+fn in_blocks(format: ScaledFormat, x: &[f64], k: usize, rows: usize) -> Vec<f64> {
+    let mut result = x.to_vec();
+    let whole = ScaledFormat { scales: ScaleLayout::Tensor, ..format };
+    for first in (0..x.len().checked_div(k).unwrap_or(0)).step_by(rows.max(1)) {
+        for (top, left) in (0..rows).step_by(128).flat_map(|top| (0..k).step_by(128).map(move |left| (top, left))) {
+            let places: Vec<usize> = (top..(top + 128).min(rows))
+                .flat_map(|row| (left..(left + 128).min(k)).map(move |column| (first + row) * k + column))
+                .collect();
+            let unit: Vec<f64> = places.iter().map(|at| x[*at]).collect();
+            for (at, v) in places.iter().zip(quantised(whole, &unit, unit.len(), 1)) {
+                result[*at] = v;
+            }
+        }
+    }
+    result
 }
 
 #[test]
@@ -35,8 +53,10 @@ fn quantising_rounds_to_multiples_of_a_share_of_the_largest_magnitude() {
     for sample in samples("quantize") {
         let x = input(&sample, 0);
         if x.iter().all(|v| v.is_finite()) {
-            let k = shape(&sample, 0).last().copied().unwrap_or(1);
-            holds(&sample, &[quantised(op::<Quantize>(&sample).format, &x, k)]);
+            let shape = shape(&sample, 0);
+            let k = shape.last().copied().unwrap_or(1);
+            let rows = shape.iter().rev().nth(1).copied().unwrap_or(1);
+            holds(&sample, &[quantised(op::<Quantize>(&sample).format, &x, k, rows)]);
         }
     }
 }

@@ -33,7 +33,7 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
     let adamw = AdamW { beta1: 0.9, beta2: 1.0, eps: 1e-8, weight_decay: 0.0 };
     let stored = f32s([4, 64]).stored_as(FormatRef::new(Q8_0));
     let odd = Quantize { format: ScaledFormat::new(CodeType::Int8, ScaleLayout::Group(48)) };
-    let of_weights = Quantize { format: ScaledFormat::new(CodeType::F8E4M3, ScaleLayout::Block) };
+    let of_matrices = Quantize { format: ScaledFormat::new(CodeType::F8E4M3, ScaleLayout::Block) };
     let key = |dtype| Type::tensor(dtype, [3usize]);
     // One is wrong: the sequence.
     let keys = SampleToken::KEYS.map(|(name, dtype)| key(if name == "sequence" { DType::I32 } else { dtype }));
@@ -50,7 +50,7 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
         (&Quantize { format: ScaledFormat::INT8_G256 }, vec![i32s([3, 8])]),
         (&Quantize { format: ScaledFormat::INT8_G256 }, vec![stored.clone()]),
         (&odd, vec![f32s([3, 96])]),
-        (&of_weights, vec![f32s([128, 128])]),
+        (&of_matrices, vec![f32s([128])]),
         (&Dequantize { dtype: DType::F32 }, vec![f32s([3, 8])]),
         (&Dequantize { dtype: DType::BF16 }, vec![stored.clone()]),
         (&LinearGroup { count: 2, biases: false }, vec![f32s([3, 8]), f32s([4, 8])]),

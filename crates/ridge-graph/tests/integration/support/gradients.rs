@@ -1,12 +1,21 @@
 //! Gradients against finite differences, in f64.
 
 use ridge_graph::grad::{Differentiated, float_weights, gradient};
-use ridge_graph::ops::AdamW;
+use ridge_graph::ops::{AdamW, Fp8Linears, Fp8LinearsBackward, Quantize, QuantizeDelayed};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
-    Arg, Bindings, Builder, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type, Value, Var,
-    evaluate,
+    Arg, Bindings, Builder, CompositeRef, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type,
+    Value, Var, evaluate,
 };
+
+/// Is the gradient of `op` by intent not that of the steps it makes? Those are tested by themselves, in `grad_ops.rs` and
+/// `fp8.rs`.
+pub(crate) fn quantises(op: &CompositeRef) -> bool {
+    op.downcast::<Quantize>().is_some()
+        || op.downcast::<QuantizeDelayed>().is_some()
+        || op.downcast::<Fp8Linears>().is_some()
+        || op.downcast::<Fp8LinearsBackward>().is_some()
+}
 
 /// Named inputs of a graph.
 pub(crate) type Inputs = Vec<(String, Value)>;
