@@ -51,9 +51,10 @@ extern "C" __global__ __launch_bounds__(256) void accept_candidates(
     for (int line = threadIdx.x; line < lines; line += blockDim.x) ends[line] = ends[line] == 1;
 }
 #elif TABLE_WRITE
-// Numbers: changes, elements of the table. A block makes a change; of equal places the last value stays.
+// Numbers: changes, places of the table, elements of a place. Blocks of a row of the grid make a change; of equal places the
+// last value stays.
 extern "C" __global__ __launch_bounds__(256) void table_write(
-    const ELEMENT* __restrict__ values, const int* __restrict__ places, ELEMENT* __restrict__ table, Numbers<2> n
+    const ELEMENT* __restrict__ values, const int* __restrict__ places, ELEMENT* __restrict__ table, Numbers<3> n
 ) {
     others_may_begin();
     after_others();
@@ -61,8 +62,10 @@ extern "C" __global__ __launch_bounds__(256) void table_write(
     if (place < 0 || place >= n.v[1]) return;
     bool later = false;
     for (int t = change + 1 + threadIdx.x; t < n.v[0]; t += blockDim.x) later |= places[t] == place;
-    later = __syncthreads_or(later);
-    if (threadIdx.x == 0 && !later) table[place] = values[change];
+    if (__syncthreads_or(later)) return;
+    const i64 row = n.v[2];
+    for (i64 i = (i64)blockIdx.y * blockDim.x + threadIdx.x; i < row; i += (i64)gridDim.y * blockDim.x)
+        table[place * row + i] = values[change * row + i];
 }
 #else
 // Numbers: rows of the table, elements of a row. A block makes a token.

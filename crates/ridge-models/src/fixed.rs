@@ -26,7 +26,6 @@ pub struct FixedState {
     pub before: Var,
     state: Var,
     to: Var,
-    width: usize,
 }
 
 /// Asks for the state `name` of `width` elements of `dtype` a sequence, and reads its lines of this step.
@@ -42,7 +41,7 @@ pub fn read_fixed(g: &mut Builder, name: &str, dtype: DType, width: usize) -> Gr
     let state = g.state(name, Type::state(dtype, Shape(vec![Dim::sym(symbols::STATE_LINES), width.into()])))?;
     let all = g.state_read(state)?;
     let before = g.gather(all, from, 0)?;
-    Ok(FixedState { before, state, to, width })
+    Ok(FixedState { before, state, to })
 }
 
 /// Writes the state behind the step's tokens, `after`: `[seqs, width]`.
@@ -50,17 +49,9 @@ pub fn read_fixed(g: &mut Builder, name: &str, dtype: DType, width: usize) -> Gr
 /// # Errors
 /// When `after` has another type than the state's lines.
 pub fn write_fixed(g: &mut Builder, fixed: &FixedState, after: Var) -> GraphResult<()> {
-    let seqs = Dim::sym(symbols::SEQS);
-    let shape = Shape(vec![seqs.clone(), fixed.width.into()]);
-    let width = g.constant(DType::I32, fixed.width as f64)?;
-    let begin = g.mul(fixed.to, width)?;
-    let column = g.iota(shape, 1, DType::I32)?;
-    // Those of a line below 0 are below 0 too, and dropped.
-    let places = g.add(begin, column)?;
-    let flat = Shape(vec![seqs * fixed.width as i64]);
-    let places = g.reshape(places, flat.clone())?;
-    let values = g.reshape(after, flat)?;
-    g.table_write(fixed.state, values, places).map(|_| ())
+    // Those of a line below 0 are dropped.
+    let lines = g.reshape(fixed.to, Shape(vec![Dim::sym(symbols::SEQS)]))?;
+    g.table_write(fixed.state, after, lines).map(|_| ())
 }
 
 /// The sum of each sequence's tokens, in which what came before decays: `h[t] = decay * h[t - 1] + x[t]`. A recurrence with

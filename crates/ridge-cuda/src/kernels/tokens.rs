@@ -50,16 +50,20 @@ fn accept_candidates(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
 }
 
 fn table_write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let (elements, changes) = (spec.inputs[0].len(), spec.inputs[1].len());
+    /// Elements of a row that a block takes.
+    const OF_BLOCK: usize = 2048;
+    let (table, values) = (&spec.inputs[0], &spec.inputs[1]);
+    let row = if values.shape.len() == 2 { table.shape[1] } else { 1 };
+    let (places, changes) = (table.len() / row.max(1), values.shape[0]);
     let element = match spec.inputs[0].dtype.size_bytes() {
         8 => "unsigned long long",
         4 => "unsigned",
         2 => "unsigned short",
         _ => "unsigned char",
     };
-    let args = vec![input(1), input(2), output(0), numbers(&[changes, elements])];
+    let args = vec![input(1), input(2), output(0), numbers(&[changes, places, row])];
     let source = CudaSource::new("table_write", &[("TABLE_WRITE", "1"), ("ELEMENT", element)], &TOKENS);
-    grid(source, [changes, 1, 1], 256, args)
+    grid(source, [changes, row.div_ceil(OF_BLOCK).max(1), 1], 256, args)
 }
 
 fn embedding(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

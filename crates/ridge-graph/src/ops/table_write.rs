@@ -1,5 +1,5 @@
-//! Changes of single elements of a table on the device: the tokens of a step in the history, and what the host and the
-//! steps change of the rows of running sequences.
+//! Changes of single elements of a table on the device, such as the tokens of a step in the history and what the host and the
+//! steps change of the rows of running sequences, and of whole rows, such as states of a fixed size.
 
 use super::require::{flat, takes, want};
 use crate::cost::Cost;
@@ -14,9 +14,9 @@ use crate::why::Why;
 
 /// The next version of a table, with `values[i]` at `places[i]`.
 ///
-/// `table`: state `[rows, columns]` of any dtype, plain; `values`: `[changes]` of the same dtype; `places`: i32 `[changes]`,
-/// counted through the table row by row; gives the state. Places out of range are dropped, and of equal ones the last
-/// value stays.
+/// `table`: state `[rows, columns]` of any dtype, plain; `values`: of the same dtype, elements `[changes]` or whole rows
+/// `[changes, columns]`; `places`: i32 `[changes]`, of elements counted through the table row by row, or of rows; gives the
+/// state. Places out of range are dropped, and of equal ones the last value stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableWrite;
 
@@ -31,12 +31,22 @@ impl Composite for TableWrite {
             return Err(format!("table must be a plain state [rows, columns], got {table}"));
         }
         let changes = places.shape.last();
-        want("values", values, table.dtype, [&changes])?;
+        let columns = &table.shape.0[1];
+        if values.shape.rank() == 2 {
+            want("values", values, table.dtype, [&changes, columns])?;
+        } else {
+            want("values", values, table.dtype, [&changes])?;
+        }
         want("places", places, DType::I32, [&changes])?;
         Ok(vec![table.clone()])
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        if g.ty(inputs[1])?.shape.rank() == 2 {
+            let table = g.state_read(inputs[0])?;
+            let table = g.scatter(table, inputs[2], inputs[1], 0)?;
+            return Ok(vec![g.state_write(inputs[0], table)?]);
+        }
         let shape = g.ty(inputs[0])?.shape.clone();
         let elements = flat(&shape.0).map_err(|why| GraphError::usage(g.scope(), why))?;
         let table = g.state_read(inputs[0])?;
@@ -56,10 +66,10 @@ impl Composite for TableWrite {
 }
 
 impl Builder {
-    /// A table with some elements changed; see [`TableWrite`].
+    /// A table with some elements or rows changed; see [`TableWrite`].
     ///
     /// # Errors
-    /// When `table` is no plain state of two axes, `values` is not a vector of its dtype, or `places` not i32 of that length.
+    /// When `table` is no plain state of two axes, `values` are not elements or rows of it, or `places` not i32, one for each.
     pub fn table_write(&mut self, table: Var, values: Var, places: Var) -> Result<Var> {
         Ok(self.composite(TableWrite, &[table, values, places])?[0])
     }
@@ -90,6 +100,20 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
                 .state(rng.normal(dtype, &[rows, columns]))
                 .input(rng.normal(dtype, &[changes]))
                 .input(places)
+                .judged(Check::Exact),
+        );
+    }
+    // Rows: of none, of a few among which one is not there and one is beyond the table, and wide ones.
+    for (rows, columns, mut places) in
+        [(3, 4, vec![]), (5, 7, vec![3, -1, 0, 5]), (9, 2056, super::paging::shuffled(rng, 9)[..6].to_vec())]
+    {
+        places.push(-1);
+        let changes = places.len();
+        samples.push(
+            Sample::new(TableWrite)
+                .state(rng.normal(dtype, &[rows, columns]))
+                .input(rng.normal(dtype, &[changes, columns]))
+                .input(Tensor::int(DType::I32, &[changes], places))
                 .judged(Check::Exact),
         );
     }
