@@ -92,6 +92,7 @@ impl Mamba2Config {
     fn read(f: &mut Fields<'_>) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
         f.harmless(&["time_step_rank"]);
+        f.must_be("rms_norm", true)?;
         no_time_step_limit(f)?;
         let decoder = DecoderConfig::read(f, &RECURRENT_KEYS)?;
         let mixer = Mamba2Mixer {
