@@ -45,7 +45,10 @@ fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
         _ => {}
     }
     block.must_be("quant_method", "fp8")?;
-    block.must_be("fmt", "e4m3")?;
+    // torch's name of the dtype is as good.
+    if block.raw("fmt").and_then(Value::as_str) != Some("float8_e4m3fn") {
+        block.must_be("fmt", "e4m3")?;
+    }
     block.harmless(&["activation_scheme"]);
     let size: Option<Vec<u64>> = block.optional("weight_block_size")?;
     if size.is_some_and(|size| size != [128, 128]) {
