@@ -3,7 +3,7 @@
 
 use ridge_files::checkpoint::{Part, Rows};
 use ridge_graph::format::Mxfp4;
-use ridge_graph::{Builder, DType, FormatRef, Result as GraphResult, Var};
+use ridge_graph::{Builder, DType, FormatRef, Op, Prim, Result as GraphResult, Var};
 
 use super::blocks::{NormKind, ResidualHalf, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
@@ -115,7 +115,8 @@ impl DecoderFamily for GptOssConfig {
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let x = ResidualHalf::before(self.norm(), "input_layernorm").add(g, x, "self_attn", |g, x| {
             let sinks = g.scoped("sinks", |g| weight(g, "weight", [self.num_attention_heads]))?;
-            let sinks = g.cast(sinks, DType::F32)?;
+            // Not `cast`, which leaves out the node where the weight is f32 as it is built: checkpoints have bf16.
+            let sinks = g.emit(Op::Prim(Prim::Cast(DType::F32)), &[sinks])?[0];
             let scores = AttentionScores { sinks: Some(sinks), ..at.scores() };
             llama::self_attention(self, g, x, at, [self.attention_bias; 2], &scores)
         })?;

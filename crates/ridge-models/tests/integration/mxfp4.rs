@@ -130,7 +130,8 @@ fn published() -> Value {
 
 fn summary_of(config: &Value) -> ModuleSummary {
     let config = ModelConfig::from_json("config.json", &config.to_string()).unwrap_or_else(|e| panic!("{e}"));
-    let mut model = config.build(&BuildOptions::default()).expect("builds");
+    let options = BuildOptions { activations: DType::BF16, ..BuildOptions::default() };
+    let mut model = config.build(&options).expect("builds");
     model.store(&WeightSource::RandomAsPublished(Box::new(config)), None).expect("fits");
     ModuleSummary::new(&model)
 }
