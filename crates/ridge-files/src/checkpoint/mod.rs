@@ -3,7 +3,8 @@
 //! `header.rs` reads one file's header, `shards.rs` finds which files make up a checkpoint, and `open.rs` opens them as
 //! a [`Checkpoint`] (`tensors.rs`). `from_gguf.rs` makes one of a GGUF file. `divide.rs` divides published tensors into
 //! the `parts.rs` that a caller lists and `stack.rs` puts several together, `published.rs` is the inverse of both, and
-//! `rearrange.rs` moves elements. `scaled.rs` puts codes and their scales together, and `mxfp4.rs` makes blocks of both.
+//! `rearrange.rs` moves elements. `scaled.rs` puts codes and their scales together, and `mxfp4.rs` makes blocks
+//! of both by `repack.rs`.
 
 mod divide;
 mod from_gguf;
@@ -14,6 +15,7 @@ mod parts;
 mod pattern;
 mod published;
 mod rearrange;
+mod repack;
 mod scaled;
 mod shards;
 mod stack;

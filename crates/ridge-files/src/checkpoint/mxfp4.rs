@@ -9,14 +9,13 @@ use ridge_graph::format::{BlockFormat as _, Mxfp4};
 use ridge_graph::{DType, FormatRef};
 
 use super::parts::Rows;
-use super::rearrange::{How, Joined, Rearranged};
+use super::rearrange::{How, Rearranged};
+use super::repack::{CODE_BYTES, PublishedMxfp4};
 use super::tensors::{Checkpoint, StoredTensor};
 use crate::error::Result;
 
 const CODES: &str = "_blocks";
 const EXPONENTS: &str = "_scales";
-/// Bytes of a published block's codes.
-const CODE_BYTES: usize = Mxfp4::ELEMENTS / 2;
 
 impl Checkpoint {
     /// The checkpoint with each tensor of MXFP4 codes and that of its exponents as one, in the format `mxfp4`. Blocks are
@@ -65,64 +64,12 @@ impl Checkpoint {
         }
         let file = Arc::clone(&self.shards[exponents.shard].bytes);
         let how = How::Mxfp4(PublishedMxfp4 {
-            exponents: Arc::new(Joined { file, range: exponents.range.clone(), rearranged: None }),
+            file,
+            exponents: exponents.range.clone(),
             blocks: shape[shape.len() - 1] / Mxfp4::ELEMENTS,
             rows: Rows::range(0, shape[..shape.len() - 1].iter().product()),
         });
         let rearranged = Some(Arc::new(Rearranged::new(how)));
         Ok(StoredTensor { dtype: DType::F32, format: Some(FormatRef::new(Mxfp4)), shape, rearranged, ..codes })
-    }
-}
-
-/// Rows of a weight whose codes and exponents are published apart.
-#[derive(Debug)]
-pub(super) struct PublishedMxfp4 {
-    exponents: Arc<Joined>,
-    /// Blocks of a row.
-    blocks: usize,
-    /// Which rows these are.
-    rows: Rows,
-}
-
-impl PublishedMxfp4 {
-    /// As this, of these rows of the weight alone.
-    pub(super) fn of_rows(&self, rows: Rows) -> Self {
-        Self { exponents: Arc::clone(&self.exponents), blocks: self.blocks, rows }
-    }
-
-    /// The blocks, made on all cores from the codes of all rows.
-    pub(super) fn bytes(&self, codes: &[u8]) -> Vec<u8> {
-        let exponents = self.exponents.bytes();
-        let row = self.blocks * Mxfp4::BYTES;
-        let mut to = vec![0; self.rows.count() * row];
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = self.rows.count().div_ceil(threads).max(1);
-        std::thread::scope(|scope| {
-            for (nth, to) in to.chunks_mut(share * row).enumerate() {
-                let exponents = &exponents;
-                scope.spawn(move || {
-                    let rows = (nth * share..).map(|i| self.rows.at(i));
-                    for (to, from) in to.chunks_exact_mut(row).zip(rows) {
-                        let codes = &codes[from * self.blocks * CODE_BYTES..][..self.blocks * CODE_BYTES];
-                        repack(codes, &exponents[from * self.blocks..][..self.blocks], to);
-                    }
-                });
-            }
-        });
-        to
-    }
-}
-
-/// The blocks of one row.
-fn repack(codes: &[u8], exponents: &[u8], to: &mut [u8]) {
-    const HALF: usize = CODE_BYTES / 2;
-    let blocks = to.as_chunks_mut::<{ Mxfp4::BYTES }>().0.iter_mut();
-    for ((to, codes), exponent) in blocks.zip(codes.as_chunks::<CODE_BYTES>().0).zip(exponents) {
-        to[0] = *exponent;
-        for i in 0..HALF {
-            let (first, second) = (codes[i], codes[HALF + i]);
-            to[1 + 2 * i] = first & 15 | second << 4;
-            to[2 + 2 * i] = first >> 4 | second & 0xf0;
-        }
     }
 }

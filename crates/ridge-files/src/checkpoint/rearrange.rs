@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use ridge_graph::DType;
 
-use super::mxfp4::PublishedMxfp4;
 use super::parts::Rows;
+use super::repack::PublishedMxfp4;
 use crate::bytes::FileBytes;
 
 /// Which row of a head of `rows` rows is at `i` once the halves of the head are interleaved: the inverse of how
@@ -54,7 +54,7 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    pub(super) fn bytes(&self) -> Cow<'_, [u8]> {
+    fn bytes(&self) -> Cow<'_, [u8]> {
         let data = &self.file.as_slice()[self.range.clone()];
         self.rearranged.as_ref().map_or(Cow::Borrowed(data), |rearranged| Cow::Owned(rearranged.made(data)))
     }
