@@ -10,7 +10,7 @@ use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape, Type, passes};
 use ridge_runtime::{Session, WeightData};
 
 use crate::error::{ModelError, Result};
-use crate::families::families;
+use crate::families::{ModelConfig, families};
 use crate::module::Module;
 
 /// Patterns of tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
@@ -40,6 +40,8 @@ pub enum WeightSource {
     Checkpoint(Arc<Checkpoint>),
     /// Normal numbers of standard deviation 0.02 and norms of one, in this dtype: for timing shapes.
     Random(DType),
+    /// The same in the dtype and the formats in which the configuration says that the model is published.
+    RandomAsPublished(Box<ModelConfig>),
 }
 
 impl WeightSource {
@@ -60,12 +62,17 @@ impl WeightSource {
             let dtype = match self {
                 Self::Checkpoint(checkpoint) => checkpoint.dtype(name)?,
                 Self::Random(dtype) => *dtype,
+                Self::RandomAsPublished(config) => config.torch_dtype.unwrap_or(DType::F32),
             };
             let plain = Type { dtype, ..ty.clone() };
             let takes = matches!(ty.shape.rank(), 2 | 3) && layers.as_ref().is_none_or(|layers| layers.contains(name));
             let quantised = format.filter(|f| takes && f.check(&ty.shape).is_ok());
-            Some(match quantised.or_else(|| self.format(name)) {
-                Some(f) => plain.stored_as(f.clone()),
+            let published = || match self {
+                Self::RandomAsPublished(config) => config.published_format(name).filter(|f| f.check(&ty.shape).is_ok()),
+                _ => self.format(name).cloned(),
+            };
+            Some(match quantised.cloned().or_else(published) {
+                Some(f) => plain.stored_as(f),
                 None => plain,
             })
         };
@@ -89,7 +96,7 @@ impl WeightSource {
     fn load_whole(&self, session: &mut Session, arg: &Arg) -> Result<u64> {
         let shape = extents(arg)?;
         let made = match self {
-            Self::Random(_) => {
+            Self::Random(_) | Self::RandomAsPublished(_) => {
                 arg.ty.shape.rank() >= 2
                     && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?
             }
@@ -118,18 +125,24 @@ impl WeightSource {
     fn format(&self, name: &str) -> Option<&FormatRef> {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.format(name),
-            Self::Random(_) => None,
+            Self::Random(_) | Self::RandomAsPublished(_) => None,
         }
     }
 
     fn parts(&self, arg: &Arg, shape: &[usize]) -> Result<Vec<WeightData>> {
-        let shared = |bytes: TensorBytes| {
-            let len = bytes.as_ref().len();
-            WeightData::Shared(Arc::new(bytes), 0..len)
+        // What is rearranged is handed over rather than shared: else the checkpoint would keep a second copy of the model.
+        let data = |bytes: TensorBytes| match bytes.made() {
+            Some(made) => WeightData::Owned(made),
+            None => {
+                let len = bytes.as_ref().len();
+                WeightData::Shared(Arc::new(bytes), 0..len)
+            }
         };
         let components = match self {
-            Self::Checkpoint(checkpoint) => checkpoint.components(&arg.name)?.into_iter().map(shared).collect(),
-            Self::Random(_) => vec![WeightData::Owned(random(&arg.name, arg.ty.dtype, shape))],
+            Self::Checkpoint(checkpoint) => checkpoint.components(&arg.name)?.into_iter().map(data).collect(),
+            Self::Random(_) | Self::RandomAsPublished(_) => {
+                vec![WeightData::Owned(random(&arg.name, arg.ty.dtype, shape))]
+            }
         };
         let stored = self.format(&arg.name);
         let Some(format) = arg.ty.format.as_ref().filter(|format| Some(*format) != stored) else {

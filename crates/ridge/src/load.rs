@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use ridge_engine::{Engine, EngineOptions};
-use ridge_files::Checkpoint;
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{DType, Role};
 use ridge_hw::units::Bytes;
@@ -52,22 +51,22 @@ pub enum LoadNote {
     },
 }
 
-/// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
-/// names.
+/// Where the weights of `files` come from: their checkpoint, or random numbers in the dtype and formats that the
+/// configuration names.
 pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
-    source(files, config.torch_dtype, random, |checkpoint| config.arrange(checkpoint))
+    if random {
+        return Ok(WeightSource::RandomAsPublished(Box::new(config.clone())));
+    }
+    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
 }
 
-fn source(
-    files: &ModelFiles,
-    named: Option<DType>,
-    random: bool,
-    arrange: impl FnOnce(Checkpoint) -> ridge_models::Result<Checkpoint>,
-) -> Result<WeightSource> {
-    if random {
-        return Ok(WeightSource::Random(named.unwrap_or(DType::F32)));
+/// As [`weights`], of a network of any kind.
+fn network_weights(files: &ModelFiles, config: &NetworkConfig, random: bool) -> Result<WeightSource> {
+    match config {
+        NetworkConfig::Decoder(config) => weights(files, config, random),
+        _ if random => Ok(WeightSource::Random(config.torch_dtype().unwrap_or(DType::F32))),
+        _ => Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?))),
     }
-    Ok(WeightSource::Checkpoint(Arc::new(arrange(files.checkpoint()?)?)))
 }
 
 /// A network of any kind with its weights in the formats that they are stored in, and where they come from. Those of a
@@ -83,7 +82,7 @@ pub fn build_network(
     random_weights: bool,
 ) -> Result<(Network, WeightSource)> {
     let random = random_weights || matches!(config, NetworkConfig::Planned(_));
-    let source = source(files, config.torch_dtype(), random, |checkpoint| config.arrange(checkpoint))?;
+    let source = network_weights(files, config, random)?;
     let mut network = config.build(&BuildOptions { context, ..numbers.options(config.torch_dtype()) })?;
     network.module_mut().store(&source, numbers.format.as_ref())?;
     Ok((network, source))

@@ -141,17 +141,23 @@ impl StoredTensor {
         }
     }
 
+    /// Are its matrices the transposes of what is meant? What is in blocks never is: they lie along a product's inputs, as the
+    /// weight's rows do.
+    fn transposed(&self, part: &Part) -> bool {
+        part.transposed && self.shape.len() > 1 && self.format.is_none()
+    }
+
     /// Rows of all matrices, or columns if these are the transposes of what is meant.
     fn rows(&self, part: &Part) -> Result<usize, String> {
         let [experts, rows, columns] = self.matrices(part)?;
-        Ok(experts * if part.transposed && self.shape.len() > 1 { columns } else { rows })
+        Ok(experts * if self.transposed(part) { columns } else { rows })
     }
 
     fn part(&self, part: &Part) -> Result<Self, String> {
         if self.scales.is_some() {
             return Err("is stored as codes with block scales, which are not divided".to_owned());
         }
-        let transposed = part.transposed && self.shape.len() > 1;
+        let transposed = self.transposed(part);
         let [experts, height, width] = self.matrices(part)?;
         let rows = self.rows(part)?;
         let wanted = part.rows.unwrap_or(Rows::range(0, rows));
@@ -169,7 +175,9 @@ impl StoredTensor {
         extents[axis] = wanted.count() / if axis > 0 { experts.max(1) } else { 1 };
         let element = self.dtype.size_bytes();
         let (mut range, mut rearranged) = (self.range.clone(), None);
-        if transposed || wanted.blocks > 1 {
+        if let Some(blocks) = self.rearranged.as_ref().and_then(|rearranged| rearranged.of_rows(wanted)) {
+            rearranged = Some(Arc::new(blocks));
+        } else if transposed || wanted.blocks > 1 {
             let how = match (transposed, experts) {
                 (true, 1) => How::Rows { shape: [height, width], transposed, rows: wanted, element },
                 (true, _) => How::Columns { shape: [height, width], rows: wanted, element },
@@ -180,6 +188,7 @@ impl StoredTensor {
             let row = width * element;
             range = Range { start: range.start + wanted.first * row, end: range.start + wanted.end() * row };
         }
-        Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, rearranged, scales: None })
+        let (shard, dtype, format) = (self.shard, self.dtype, self.format.clone());
+        Ok(Self { shard, dtype, format, shape: extents, range, rearranged, scales: None })
     }
 }

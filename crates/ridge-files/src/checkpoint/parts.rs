@@ -60,6 +60,11 @@ impl Rows {
         (0..blocks).map(move |block| first + block * stride..first + block * stride + len)
     }
 
+    /// The row that is the `i`-th of them.
+    pub(super) fn at(&self, i: usize) -> usize {
+        self.first + i / self.len * self.stride + i % self.len
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         self.ranges().flatten()
     }

@@ -1,7 +1,7 @@
 //! Patterns of tensor names, in which `*` matches any characters, including none.
 
-/// Whether `text` matches `pattern`.
-pub(super) fn matches(pattern: &str, text: &str) -> bool {
+/// Whether `text` matches `pattern`, in which `*` stands for any characters, also none.
+pub fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, tail)) = pattern.split_once('*') else {
         return pattern == text;
     };

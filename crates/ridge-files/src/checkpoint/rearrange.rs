@@ -1,13 +1,16 @@
 //! Rearranging the elements of a published tensor into those of a weight.
 //!
-//! A weight is rearranged when its elements are first read, so that opening a model copies nothing.
+//! A weight is rearranged when its elements are read, so that opening a model copies nothing. A view of them is kept for as
+//! long as the checkpoint is; who takes them has them alone.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ridge_graph::DType;
 
 use super::parts::Rows;
+use super::repack::PublishedMxfp4;
 use crate::bytes::FileBytes;
 
 /// Which row of a head of `rows` rows is at `i` once the halves of the head are interleaved: the inverse of how
@@ -16,11 +19,12 @@ pub fn deinterleaved(rows: usize, i: usize) -> usize {
     i % 2 * (rows / 2) + i / 2
 }
 
-/// Elements of a weight that differ in place or value from those of the file, computed when they are first read.
+/// Elements of a weight that differ in place or value from those of the file.
 #[derive(Debug)]
 pub(super) struct Rearranged {
     how: How,
-    bytes: OnceLock<Vec<u8>>,
+    /// Those that a view shows.
+    viewed: OnceLock<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -37,6 +41,8 @@ pub(super) enum How {
     Joined(Vec<Joined>),
     /// Floats of this type as f32, all of them so many times.
     Widened { dtype: DType, times: usize },
+    /// Rows of MXFP4 blocks, of codes and their exponents.
+    Mxfp4(PublishedMxfp4),
 }
 
 /// A tensor that is joined with others.
@@ -48,9 +54,9 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    fn bytes(&self) -> &[u8] {
+    fn bytes(&self) -> Cow<'_, [u8]> {
         let data = &self.file.as_slice()[self.range.clone()];
-        self.rearranged.as_ref().map_or(data, |rearranged| rearranged.bytes(data))
+        self.rearranged.as_ref().map_or(Cow::Borrowed(data), |rearranged| Cow::Owned(rearranged.made(data)))
     }
 }
 
@@ -76,12 +82,25 @@ fn interleaved(rows: usize, i: usize) -> usize {
 
 impl Rearranged {
     pub(super) fn new(how: How) -> Self {
-        Self { how, bytes: OnceLock::new() }
+        Self { how, viewed: OnceLock::new() }
+    }
+
+    /// These rows of what is divided in rows itself; nothing of what is not.
+    pub(super) fn of_rows(&self, rows: Rows) -> Option<Self> {
+        match &self.how {
+            How::Mxfp4(blocks) => Some(Self::new(How::Mxfp4(blocks.of_rows(rows)))),
+            _ => None,
+        }
+    }
+
+    /// The elements, moved from those of the published tensor, which are kept.
+    pub(super) fn viewed(&self, published: &[u8]) -> &[u8] {
+        self.viewed.get_or_init(|| self.made(published))
     }
 
     /// The elements, moved from those of the published tensor.
-    pub(super) fn bytes(&self, published: &[u8]) -> &[u8] {
-        self.bytes.get_or_init(|| match &self.how {
+    pub(super) fn made(&self, published: &[u8]) -> Vec<u8> {
+        match &self.how {
             How::Rows { shape, transposed: false, rows, element } => {
                 let row = shape[1] * element;
                 rows.iter().flat_map(|r| &published[r * row..][..row]).copied().collect()
@@ -106,12 +125,13 @@ impl Rearranged {
                 (0..all).flat_map(|i| &published[from(i)..][..*row]).copied().collect()
             }
             How::Joined(parts) => {
-                let parts: Vec<&[u8]> = parts.iter().map(Joined::bytes).collect();
+                let parts: Vec<Cow<'_, [u8]>> = parts.iter().map(Joined::bytes).collect();
                 parts.concat()
             }
             How::Widened { dtype, times } => DType::F32.encode(dtype.decode(published)).repeat(*times),
             How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
-        })
+            How::Mxfp4(blocks) => blocks.bytes(published),
+        }
     }
 }
 

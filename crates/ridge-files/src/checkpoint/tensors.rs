@@ -46,11 +46,19 @@ pub struct TensorView<'a> {
 }
 
 /// The bytes of one tensor of a [`Checkpoint`], as [`TensorView::data`]. They keep the file mapped for as long as they
-/// are in use. A rearranged tensor is computed when its bytes are first read.
+/// are in use. A rearranged tensor is computed when its bytes are first read, and kept; [`TensorBytes::made`] keeps nothing.
 pub struct TensorBytes {
     file: Arc<FileBytes>,
     range: Range<usize>,
     rearranged: Option<Arc<Rearranged>>,
+}
+
+impl TensorBytes {
+    /// The bytes of a tensor that is rearranged, for the caller alone; nothing of one that the file has as it is.
+    pub fn made(&self) -> Option<Vec<u8>> {
+        let data = &self.file.as_slice()[self.range.clone()];
+        self.rearranged.as_ref().map(|rearranged| rearranged.made(data))
+    }
 }
 
 impl AsRef<[u8]> for TensorBytes {
@@ -91,7 +99,7 @@ pub(super) struct StoredTensor {
 /// The elements of a tensor whose data lies at `range` of `file`.
 fn elements<'a>(file: &'a FileBytes, range: &Range<usize>, rearranged: Option<&'a Rearranged>) -> &'a [u8] {
     let data = &file.as_slice()[range.clone()];
-    rearranged.map_or(data, |rearranged| rearranged.bytes(data))
+    rearranged.map_or(data, |rearranged| rearranged.viewed(data))
 }
 
 impl Checkpoint {
@@ -174,6 +182,11 @@ impl Checkpoint {
     /// The dtype of the tensor called `name`, if there is one; looks at no element.
     pub fn dtype(&self, name: &str) -> Option<DType> {
         self.tensors.get(name).map(|entry| entry.dtype)
+    }
+
+    /// The extents of the tensor called `name`, if there is one.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(&self.tensors.get(name)?.shape)
     }
 
     /// The format that the tensor called `name` is stored in, if it is.

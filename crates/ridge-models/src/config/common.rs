@@ -1,5 +1,6 @@
 //! Keys that every family's file may carry, because the library that writes it keeps them in a common base class.
 
+use ridge_files::checkpoint::matches;
 use ridge_graph::DType;
 use serde_json::{Map, Value};
 
@@ -36,11 +37,18 @@ pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
 /// activations are found at run time whatever the file says.
 fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
     let Some(mut block) = fields.object("quantization_config")? else { return Ok(()) };
-    if block.raw("quant_method").and_then(Value::as_str) == Some("compressed-tensors") {
-        return check_compressed_tensors(block);
+    match block.raw("quant_method").and_then(Value::as_str) {
+        Some("compressed-tensors") => return check_compressed_tensors(block),
+        Some(MXFP4) if fields.raw("model_type").and_then(Value::as_str) == Some("gpt_oss") => {
+            return NotConverted::read(block).map(|_| ());
+        }
+        _ => {}
     }
     block.must_be("quant_method", "fp8")?;
-    block.must_be("fmt", "e4m3")?;
+    // torch's name of the dtype is as good.
+    if block.raw("fmt").and_then(Value::as_str) != Some("float8_e4m3fn") {
+        block.must_be("fmt", "e4m3")?;
+    }
     block.harmless(&["activation_scheme"]);
     let size: Option<Vec<u64>> = block.optional("weight_block_size")?;
     if size.is_some_and(|size| size != [128, 128]) {
@@ -49,6 +57,50 @@ fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
     }
     block.harmless(&["modules_to_not_convert", "ignored_layers", "dequantize", "scale_fmt"]);
     block.finish()
+}
+
+/// What `quant_method` is where experts are in MXFP4, which [`Checkpoint::in_mxfp4`](ridge_files::Checkpoint::in_mxfp4) reads.
+const MXFP4: &str = "mxfp4";
+
+/// The modules that a checkpoint in MXFP4 has plainly: names in which `*` stands for any characters.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct NotConverted(Vec<String>);
+
+impl NotConverted {
+    /// Those of the object under `quantization_config`, if its method is MXFP4.
+    pub(crate) fn of_model(fields: &mut Fields<'_>) -> Result<Option<Self>> {
+        let Some(mut block) = fields.object("quantization_config")? else { return Ok(None) };
+        match block.raw("quant_method").and_then(Value::as_str) {
+            Some(MXFP4) => Self::read(block).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn read(mut block: Fields<'_>) -> Result<Self> {
+        const KEY: &str = "modules_to_not_convert";
+        block.harmless(&["quant_method", "dequantize"]);
+        let names: Vec<&str> = block.optional(KEY)?.unwrap_or_default();
+        // transformers takes them as regular expressions.
+        let plain = |name: &str| name.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '*'));
+        if let Some(name) = names.iter().find(|name| !plain(name)) {
+            return Err(block.wrong(
+                KEY,
+                format!("has {name:?}, which is no name"),
+                "write names, with * for any characters",
+            ));
+        }
+        block.finish()?;
+        Ok(Self(names.into_iter().map(str::to_owned).collect()))
+    }
+
+    /// Is the module one of them, by the beginning of its name, up to a dot, or by its end?
+    pub(crate) fn has(&self, module: &str) -> bool {
+        let begins = |name: &str| {
+            let ends = module.match_indices('.').map(|(at, _)| at).chain([module.len()]);
+            ends.into_iter().any(|end| matches(name, &module[..end]))
+        };
+        self.0.iter().any(|name| begins(name) || module.ends_with(name.as_str()))
+    }
 }
 
 /// As [`check_quantization`], of the blocks that llm-compressor writes.

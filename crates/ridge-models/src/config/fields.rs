@@ -138,10 +138,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses a model that is not a `class`, if the file says what it is.
+    /// Refuses a model that is not a `class`, if the file says what it is: `MPTForCausalLM` is `MptForCausalLM`.
     pub(crate) fn architecture(&mut self, class: &str) -> Result<()> {
         let names: Option<Vec<&str>> = self.optional("architectures")?;
-        if names.is_none_or(|names| names == [class]) {
+        if names.is_none_or(|names| matches!(names[..], [name] if name.eq_ignore_ascii_case(class))) {
             return Ok(());
         }
         Err(self.wrong(

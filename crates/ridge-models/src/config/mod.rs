@@ -15,7 +15,7 @@ mod images;
 mod multimodal;
 mod rope;
 
-pub(crate) use common::read as read_common;
+pub(crate) use common::{NotConverted, read as read_common};
 pub(crate) use decoder::{
     DECODER_KEYS, DecoderKeys, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, layer_windows, sliding_window,
 };

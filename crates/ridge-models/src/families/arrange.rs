@@ -12,7 +12,7 @@ pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpo
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
     let unused = family.unused();
     let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
-    let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?;
+    let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?;
     Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
 }
 

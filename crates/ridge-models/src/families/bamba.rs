@@ -27,7 +27,8 @@ pub(super) const FEED_FORWARD: &[TensorName] = &[
 pub(super) const FINAL_NORM: TensorName = TensorName { scope: "model.final_layernorm", cut: None, gguf: None };
 
 /// Training, and how many logits others compute.
-pub(super) const HYBRID_HARMLESS: &[&str] = &["num_logits_to_keep", "use_mamba_kernels", "z_loss_coefficient"];
+pub(super) const HYBRID_HARMLESS: &[&str] =
+    &["num_logits_to_keep", "output_router_logits", "use_mamba_kernels", "z_loss_coefficient"];
 
 /// Every size and switch of a Bamba model.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +47,7 @@ impl BambaConfig {
     fn read(f: &mut Fields<'_>) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
         f.must_be("mlp_bias", false)?;
+        f.must_be("sliding_window", serde_json::Value::Null)?;
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
         let keys = RopeKeys { partial: Some("partial_rotary_factor"), default_partial: 0.5, ..ROPE_KEYS };
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &keys)?);

@@ -53,7 +53,7 @@ impl CohereConfig {
         f.must_be("use_qk_norm", false)?;
         f.must_be("use_gated_activation", true)?;
         f.must_be("use_parallel_block", true)?;
-        f.must_be("use_parallel_embedding", false)?;
+        f.must_be("use_embedding_sharing", true)?;
         f.must_be("position_embedding_type", "rope_gptj")?;
         f.must_be("order_of_interleaved_layers", "local_attn_first")?;
         let mut config = Self::read(f, &ROPE_KEYS)?;
@@ -92,7 +92,7 @@ pub(super) static COHERE: FamilyDefinition = FamilyDefinition {
     name: "cohere",
     model_type: "cohere",
     class: Some("CohereForCausalLM"),
-    harmless: &[&["model_max_length"]],
+    harmless: &[&["model_max_length", "pretraining_tp"]],
     read: ReadConfig::Decoder(|f| Ok(Box::new(CohereConfig::read_1(f)?))),
     tensors: TensorTable {
         layer: &[
@@ -121,7 +121,7 @@ pub(super) static COHERE2: FamilyDefinition = FamilyDefinition {
     name: "cohere2",
     model_type: "cohere2",
     class: Some("Cohere2ForCausalLM"),
-    harmless: &[&["layer_switch"]],
+    harmless: &[&["layer_switch", "use_parallel_embedding"]],
     read: ReadConfig::Decoder(|f| Ok(Box::new(CohereConfig::read_2(f)?))),
     tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, &[INPUT_NORM]], ..LLAMA_TENSORS },
     gguf: Some(GgufMapping {

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::ops::DerefMut;
 
 use ridge_graph::ops::{LinearCrossEntropy, PagedAttention, RaggedAttention, Rope};
-use ridge_graph::{Builder, DType, Dim, FuncId, GraphError, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Dim, FormatRef, FuncId, GraphError, Result as GraphResult, Shape, Type, Var};
 
 use super::blocks::{NormKind, deinterleaved, linear, rope, scaled, soft_cap, weight};
 use super::gguf_mapping::GgufEntry;
@@ -132,6 +132,11 @@ pub(crate) trait DecoderFamily: ConfigValue {
     /// Patterns of published tensors that the model does not use, with `*` for any characters.
     fn unused(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// The format that the configuration says the weight called `name` is published in, if it is in one.
+    fn published_format(&self, _name: &str) -> Option<FormatRef> {
+        None
     }
 
     /// Weights that are parts of published tensors, or transposed ones.

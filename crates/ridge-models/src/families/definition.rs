@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use ridge_graph::Result as GraphResult;
+use ridge_graph::{FormatRef, Result as GraphResult};
 
 use super::arrange;
 use super::blocks::NormKind;
@@ -168,6 +168,11 @@ impl ModelConfig {
     /// Is one added to the weights of its norms?
     pub(crate) fn adds_one_to_norms(&self) -> bool {
         matches!(self.config.norm(), NormKind::RmsPlusOne(_))
+    }
+
+    /// As [`DecoderFamily::published_format`].
+    pub(crate) fn published_format(&self, name: &str) -> Option<FormatRef> {
+        self.config.published_format(name)
     }
 
     /// Its family.

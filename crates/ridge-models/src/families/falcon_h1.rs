@@ -66,6 +66,7 @@ impl FalconH1Config {
         f.must_be("hidden_act", "silu")?;
         f.harmless(&["layers_block_type", "layer_types", "mamba_use_mlp", "mlp_expansion_factor"]);
         f.must_be("attn_layer_indices", serde_json::Value::Null)?;
+        f.must_be("sliding_window", serde_json::Value::Null)?;
         no_time_step_limit(f)?;
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);

@@ -87,6 +87,8 @@ impl GemmaConfig {
         let (global, local_rope) = ropes(f, &decoder)?;
         decoder.rope = Some(global);
         let window = f.optional_size("sliding_window", MAX_POSITIONS)?;
+        // Older files have it twice.
+        f.must_be("sliding_window_size", window)?;
         Ok(Self {
             local_rope,
             windows: layer_windows(f, decoder.num_hidden_layers, window, |i| !(i + 1).is_multiple_of(pattern))?,

@@ -2,7 +2,8 @@
 //! head's softmax, biases everywhere, and a few experts of many with clamped gates.
 
 use ridge_files::checkpoint::{Part, Rows};
-use ridge_graph::{Builder, DType, Result as GraphResult, Var};
+use ridge_graph::format::Mxfp4;
+use ridge_graph::{Builder, DType, FormatRef, Op, Prim, Result as GraphResult, Var};
 
 use super::blocks::{NormKind, ResidualHalf, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
@@ -14,7 +15,7 @@ use super::gguf_mapping::{GgufEntry, GgufMapping, read_attention_bias, window_me
 use super::llama;
 use super::tensors::{ATTENTION, Cut, INPUT_NORM, LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::{
-    DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, RopeKeys, layer_windows, read_rope, sliding_window,
+    DECODER_KEYS, DecoderConfig, Fields, NotConverted, ROPE_KEYS, RopeKeys, layer_windows, read_rope, sliding_window,
 };
 use crate::error::Result;
 
@@ -29,6 +30,8 @@ pub struct GptOssConfig {
     pub windows: Vec<Option<usize>>,
     /// The experts of each layer.
     pub experts: ExpertsConfig,
+    /// The modules that are published plainly, if the experts of others are in MXFP4.
+    pub(crate) not_converted: Option<NotConverted>,
 }
 
 impl GptOssConfig {
@@ -55,7 +58,8 @@ impl GptOssConfig {
         let window = sliding_window(f, Some(128))?;
         let windows = layer_windows(f, decoder.num_hidden_layers, window, |i| i.is_multiple_of(2))?;
         let attention_bias = f.optional("attention_bias")?.unwrap_or(true);
-        Ok(Self { decoder, attention_bias, windows, experts })
+        let not_converted = NotConverted::of_model(f)?;
+        Ok(Self { decoder, attention_bias, windows, experts, not_converted })
     }
 }
 
@@ -111,12 +115,20 @@ impl DecoderFamily for GptOssConfig {
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let x = ResidualHalf::before(self.norm(), "input_layernorm").add(g, x, "self_attn", |g, x| {
             let sinks = g.scoped("sinks", |g| weight(g, "weight", [self.num_attention_heads]))?;
-            let sinks = g.cast(sinks, DType::F32)?;
+            // Not `cast`, which leaves out the node where the weight is f32 as it is built: checkpoints have bf16.
+            let sinks = g.emit(Op::Prim(Prim::Cast(DType::F32)), &[sinks])?[0];
             let scores = AttentionScores { sinks: Some(sinks), ..at.scores() };
             llama::self_attention(self, g, x, at, [self.attention_bias; 2], &scores)
         })?;
         ResidualHalf::before(self.norm(), "post_attention_layernorm")
             .add(g, x, "mlp", |g, x| experts(g, x, &self.experts))
+    }
+
+    fn published_format(&self, name: &str) -> Option<FormatRef> {
+        let (module, projection) = name.split_once(".mlp.experts.")?;
+        let module = format!("{module}.mlp.experts");
+        let in_blocks = projection.ends_with("_proj.weight") && !self.not_converted.as_ref()?.has(&module);
+        in_blocks.then(|| FormatRef::new(Mxfp4))
     }
 
     fn parts(&self) -> Vec<Part> {

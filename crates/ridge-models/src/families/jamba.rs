@@ -14,7 +14,7 @@ use super::llama;
 use super::mamba::{MambaMixer, SelectionNorms, read_rank};
 use super::mamba2::MAMBA_HARMLESS;
 use super::tensors::{ATTENTION, LLAMA_TENSORS, TensorTable};
-use crate::config::{DECODER_KEYS, DecoderConfig, Fields, REMEDY};
+use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
 use crate::model::BuildOptions;
 
@@ -48,8 +48,15 @@ impl JambaConfig {
         f.needs(&["num_key_value_heads"])?;
         f.must_be("hidden_act", "silu")?;
         f.must_be("sliding_window", serde_json::Value::Null)?;
-        f.harmless(&["layers_block_type", "layer_types", "layers_num_experts", "calc_logits_for_entire_prompt"]);
-        let decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
+        f.must_be("mamba_inner_layernorms", true)?;
+        f.harmless(&[
+            "layers_block_type",
+            "layer_types",
+            "layers_num_experts",
+            "calc_logits_for_entire_prompt",
+            "n_ctx",
+        ]);
+        let decoder = DecoderConfig::read(f, &DecoderKeys { positions: Some(1 << 18), ..DECODER_KEYS })?;
         let (hidden, layers) = (decoder.hidden_size, decoder.num_hidden_layers);
         let count = match f.optional_size("num_experts", MAX_SIZE)? {
             Some(count) => count,

@@ -46,7 +46,9 @@ impl Lfm2Config {
             "theta",
         ]);
         f.must_be("use_pos_enc", true)?;
-        let keys = DecoderKeys { norm_eps: "norm_eps", tie_word_embeddings: true, ..DECODER_KEYS };
+        // Newer files have the width under the name of other families too.
+        let intermediate_size = if f.has("intermediate_size") { "intermediate_size" } else { "block_ff_dim" };
+        let keys = DecoderKeys { norm_eps: "norm_eps", tie_word_embeddings: true, intermediate_size, ..DECODER_KEYS };
         let mut decoder = DecoderConfig::read(f, &keys)?;
         if let Some(tied) = f.optional("tie_embedding")? {
             decoder.tie_word_embeddings = tied;

@@ -47,6 +47,7 @@ impl LlamaConfig {
 
     fn read(f: &mut Fields<'_>) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
+        f.must_be("activation", "swiglu")?;
         f.must_be("pretraining_tp", 1)?;
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);

@@ -89,7 +89,12 @@ impl Llama4Config {
             None => rotated.iter().map(|rotated| chunk.filter(|_| *rotated)).collect(),
             Some(types) => read_chunks(f, &types, layers, chunk)?,
         };
-        let temperature = match f.optional("attn_temperature_tuning")?.unwrap_or(true) {
+        // Older files have a number, which is true unless it is 0.
+        let tuned = match f.raw("attn_temperature_tuning").and_then(serde_json::Value::as_u64) {
+            Some(number) => number > 0,
+            None => f.optional("attn_temperature_tuning")?.unwrap_or(true),
+        };
+        let temperature = match tuned {
             true => Some(Temperature {
                 scale: f.optional_positive("attn_scale")?.unwrap_or(0.1),
                 floor: f.optional_size("floor_scale", MAX_POSITIONS)?.unwrap_or(8192),

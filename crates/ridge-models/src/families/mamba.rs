@@ -140,18 +140,16 @@ impl MambaConfig {
     fn read_with(f: &mut Fields<'_>, norms: SelectionNorms) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
         // What older files repeat of the sizes.
-        f.harmless(&[
-            "d_inner",
-            "d_model",
-            "fused_add_norm",
-            "n_layer",
-            "pad_vocab_size_multiple",
-            "rms_norm",
-            "ssm_cfg",
-        ]);
+        f.harmless(&["d_inner", "d_model", "fused_add_norm", "n_layer", "pad_vocab_size_multiple", "ssm_cfg"]);
+        f.must_be("rms_norm", true)?;
         let decoder = DecoderConfig::read(f, &DecoderKeys { tie_word_embeddings: true, ..RECURRENT_KEYS })?;
-        let inner = f.optional_size("expand", MAX_SIZE)?.unwrap_or(2) * decoder.hidden_size;
-        if f.optional_size("intermediate_size", MAX_SIZE)?.is_some_and(|size| size != inner) {
+        let mut inner = f.optional_size("expand", MAX_SIZE)?.unwrap_or(2) * decoder.hidden_size;
+        let given = f.optional_size("intermediate_size", MAX_SIZE)?;
+        if let (SelectionNorms::Plain { .. }, Some(size)) = (norms, given) {
+            // The published Falcon Mamba says 16 and means this.
+            inner = size;
+        }
+        if given.is_some_and(|size| size != inner) {
             return Err(f.wrong("intermediate_size", format!("is not expand * hidden_size = {inner}"), REMEDY));
         }
         let rank = read_rank(f, "time_step_rank", decoder.hidden_size)?;

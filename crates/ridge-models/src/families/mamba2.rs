@@ -91,7 +91,9 @@ pub struct Mamba2Config {
 impl Mamba2Config {
     fn read(f: &mut Fields<'_>) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
-        f.harmless(&["time_step_rank"]);
+        // The released code takes the size of the heads and gates before the norm whatever the file says.
+        f.harmless(&["time_step_rank", "intermediate_size", "norm_before_gate"]);
+        f.must_be("rms_norm", true)?;
         no_time_step_limit(f)?;
         let decoder = DecoderConfig::read(f, &RECURRENT_KEYS)?;
         let mixer = Mamba2Mixer {

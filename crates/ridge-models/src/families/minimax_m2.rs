@@ -33,6 +33,10 @@ impl MiniMaxM2Config {
         f.must_be("use_qk_norm", true)?;
         f.must_be("qk_norm_type", "per_layer")?;
         f.must_be("shared_intermediate_size", 0)?;
+        f.must_be("sliding_window", serde_json::Value::Null)?;
+        for factor in ["layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"] {
+            f.must_be(factor, 1.0)?;
+        }
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
         let mut rope = read_rope(f, decoder.rope_sizes(), &ROPE)?;
         // Published files have the number of elements.
@@ -50,9 +54,16 @@ impl MiniMaxM2Config {
 
 deref_to_decoder!(MiniMaxM2Config);
 
-/// Layers that predict further tokens, and kinds of attention of which there is one.
-const HARMLESS: &[&str] =
-    &["attn_type_list", "mtp_transformer_layers", "num_mtp_modules", "router_jitter_noise", "use_mtp"];
+/// Layers that predict further tokens, kinds of attention of which there is one, and MLPs of which there is none.
+const HARMLESS: &[&str] = &[
+    "attn_type_list",
+    "mlp_intermediate_size",
+    "mtp_transformer_layers",
+    "num_mtp_modules",
+    "router_jitter_noise",
+    "shared_moe_mode",
+    "use_mtp",
+];
 
 /// How it is registered.
 pub(super) static MINIMAX_M2: FamilyDefinition = FamilyDefinition {

@@ -33,6 +33,7 @@ impl MptConfig {
             num_attention_heads: "n_heads",
             max_position_embeddings: "max_seq_len",
             norm_eps: "layer_norm_epsilon",
+            default_eps: Some(1e-5),
             tie_word_embeddings: true,
             ..DECODER_KEYS
         };
@@ -64,7 +65,8 @@ impl MptConfig {
 deref_to_decoder!(MptConfig);
 
 /// Training, and how others compute the same.
-const HARMLESS: &[&str] = &["emb_pdrop", "init_config", "init_device", "learned_pos_emb", "resid_pdrop", "verbose"];
+const HARMLESS: &[&str] =
+    &["emb_pdrop", "init_config", "init_device", "learned_pos_emb", "resid_pdrop", "tokenizer_name", "verbose"];
 
 /// How it is registered.
 pub(super) static MPT: FamilyDefinition = FamilyDefinition {

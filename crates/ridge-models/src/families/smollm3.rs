@@ -74,7 +74,7 @@ pub(super) static SMOLLM3: FamilyDefinition = FamilyDefinition {
     name: "smollm3",
     model_type: "smollm3",
     class: Some("SmolLM3ForCausalLM"),
-    harmless: &[&["max_window_layers"]],
+    harmless: &[&["max_window_layers", "pretraining_tp"]],
     read: ReadConfig::Decoder(|f| Ok(Box::new(SmolLm3Config::read(f)?))),
     tensors: LLAMA_TENSORS,
     gguf: Some(GgufMapping {

@@ -34,6 +34,7 @@ impl Starcoder2Config {
         f.must_be("mlp_type", "default")?;
         f.must_be("norm_type", "layer_norm")?;
         let mut decoder = DecoderConfig::read(f, &KEYS)?;
+        f.must_be("layer_norm_epsilon", decoder.norm_eps)?;
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
         Ok(Self {
             decoder,

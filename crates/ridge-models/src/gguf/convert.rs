@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use ridge_files::checkpoint::{Change, deinterleaved};
+use ridge_files::checkpoint::{Change, TensorBytes, deinterleaved};
 use ridge_files::gguf::{GgufWriter, ImportanceMatrix, TensorStorage, is_split_key};
-use ridge_files::{Checkpoint, FilesError, TensorView, replace_file};
+use ridge_files::{Checkpoint, FilesError, replace_file};
 use ridge_graph::DType;
 use ridge_text::gguf::write_tokenizer;
 
@@ -70,8 +70,9 @@ impl From<std::io::Error> for WriteFailure {
 
 /// Where a file's tensor comes from.
 enum TensorSource<'a> {
-    /// Weights of the model, one after another.
-    Weights(Vec<TensorView<'a>>, Change),
+    /// Weights of the model, one after another, which are stored alike. Those that are rearranged are so when they are written,
+    /// one at a time.
+    Weights(Vec<TensorBytes>, TensorStorage, Change),
     /// A tensor of a GGUF file.
     Bytes(&'a [u8], TensorStorage),
     /// Numbers.
@@ -255,29 +256,30 @@ fn of_weights<'a>(
         if there == 0 {
             continue;
         }
-        let views = weights.iter().map(|(name, _)| checkpoint.tensor(name)).collect::<Result<Vec<_>, _>>()?;
-        let (first, mut shape) = (views[0], views[0].shape.to_vec());
-        shape[0] = views.iter().map(|view| view.shape[0]).sum();
-        if let Some(other) = views.iter().find(|v| v.dtype != first.dtype || v.shape[1..] != first.shape[1..]) {
-            return Err(FilesError::Path {
-                path: files.to_string().into(),
-                problem: format!("{} and {} have other dtypes or widths", first.name, other.name),
-                remedy: "GGUF has them as one tensor: store them alike".to_owned(),
+        let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
+        let bytes = names.iter().map(|name| checkpoint.bytes(name)).collect::<Result<Vec<_>, _>>()?;
+        let stored = |name: &str| {
+            let (dtype, format) = (checkpoint.dtype(name).unwrap_or(DType::F32), checkpoint.format(name).cloned());
+            (TensorStorage { dtype, format }, checkpoint.shape(name).unwrap_or_default())
+        };
+        let (first, of_first) = stored(names[0]);
+        let mut shape = of_first.to_vec();
+        for name in &names[1..] {
+            let (other, of_other) = stored(name);
+            if (&other, &of_other[1..]) != (&first, &of_first[1..]) {
+                return Err(FilesError::Path {
+                    path: files.to_string().into(),
+                    problem: format!("{} and {name} have other dtypes or widths", names[0]),
+                    remedy: "GGUF has them as one tensor: store them alike".to_owned(),
+                }
+                .into());
             }
-            .into());
+            shape[0] += of_other[0];
         }
         // Norms, biases and the like are few, and are read as f32 everywhere.
-        let dtype = if shape.len() < 2 || !matches!(first.dtype, DType::F32 | DType::F16 | DType::BF16) {
-            DType::F32
-        } else {
-            first.dtype
-        };
-        planned.push(PlannedTensor {
-            name: file,
-            shape,
-            storage: TensorStorage::plain(dtype),
-            source: TensorSource::Weights(views, change),
-        });
+        let kept = first.format.is_some() || matches!(first.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let storage = if shape.len() < 2 || !kept { TensorStorage::plain(DType::F32) } else { first.clone() };
+        planned.push(PlannedTensor { name: file, shape, storage, source: TensorSource::Weights(bytes, first, change) });
     }
     Ok(planned)
 }
@@ -357,9 +359,16 @@ impl PlannedTensor<'_> {
         let (storage, bytes) = match &self.source {
             TensorSource::Table(values) => return Ok(self.storage.encode(values, &self.shape, None)),
             TensorSource::Bytes(bytes, storage) => (storage.clone(), bytes.to_vec()),
-            TensorSource::Weights(views, change) => {
-                let storage = TensorStorage { dtype: views[0].dtype, format: views[0].format.cloned() };
-                let bytes: Vec<u8> = views.iter().flat_map(|view| view.data).copied().collect();
+            TensorSource::Weights(weights, storage, change) => {
+                let storage = storage.clone();
+                let mut bytes = Vec::new();
+                for weight in weights {
+                    match weight.made() {
+                        Some(made) if bytes.is_empty() => bytes = made,
+                        Some(made) => bytes.extend(made),
+                        None => bytes.extend(weight.as_ref()),
+                    }
+                }
                 match *change {
                     Change::Interleaved { heads } => {
                         let (rows, row) = (self.shape[0], bytes.len() / self.shape[0]);

@@ -24,6 +24,7 @@ const FAMILIES: &[&str] = &[
     "gpt2",
     "gpt_neox",
     "gpt_oss",
+    "gpt_oss_mxfp4",
     "granite",
     "granitemoe",
     "granitemoeshared",

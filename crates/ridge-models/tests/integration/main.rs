@@ -20,6 +20,7 @@ mod memory;
 #[path = "../common/mixed.rs"]
 mod mixed;
 mod mixed_precision;
+mod mxfp4;
 mod planned;
 #[path = "../../../ridge-cuda/tests/common/processes.rs"]
 mod processes;

@@ -1,10 +1,11 @@
 //! How the matrices of a served model are stored.
 
-use ridge_graph::{DType, FormatRef, Shape, Type};
-use ridge_models::ModelFiles;
+use ridge_graph::{DType, FormatRef, Role, Shape, Type};
+use ridge_models::{BuildOptions, ModelFiles, NetworkConfig, WeightSource};
 use serde::Serialize;
 
 use crate::error::PlanError;
+use crate::reading::OpWork;
 
 /// How the matrices are stored. Embeddings, head and norms stay in 16 bits, but for those of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -33,6 +34,8 @@ pub enum Quantisation {
     File {
         /// Bits of an element of the layers' matrices, on average.
         matrices: f64,
+        /// The same of experts.
+        experts: f64,
         /// The same of embedding and head.
         ends: f64,
     },
@@ -65,17 +68,29 @@ impl Quantisation {
         }
     }
 
+    /// Bits of an element of an expert's matrix, scales included.
+    pub fn bits_of_experts(self) -> f64 {
+        if let Self::File { experts, .. } = self { experts } else { self.bits() }
+    }
+
+    /// Bits of an element of the weight of `op`.
+    pub fn bits_of_op(self, op: &OpWork) -> f64 {
+        if op.experts > 0 { self.bits_of_experts() } else { self.bits() }
+    }
+
     /// Bits of an element of embedding and head.
     pub fn bits_of_ends(self) -> f64 {
         if let Self::File { ends, .. } = self { ends } else { 16.0 }
     }
 
-    /// [`bits`](Self::bits) and [`bits_of_ends`](Self::bits_of_ends) as they are shown.
+    /// [`bits`](Self::bits), with those of experts if they differ, and [`bits_of_ends`](Self::bits_of_ends) as they are shown.
     pub fn bits_shown(self) -> [String; 2] {
-        [self.bits(), self.bits_of_ends()].map(|bits| {
+        let [matrices, experts, ends] = [self.bits(), self.bits_of_experts(), self.bits_of_ends()].map(|bits| {
             let text = format!("{bits:.4}");
             text.trim_end_matches('0').trim_end_matches('.').to_owned()
-        })
+        });
+        let of_layers = if experts == matrices { matrices } else { format!("{experts} (experts) and {matrices}") };
+        [of_layers, ends]
     }
 
     /// What it is called.
@@ -103,17 +118,38 @@ impl Quantisation {
         })
     }
 
-    /// That of a GGUF file's weights; `None` of anything else.
+    /// That of a GGUF file's weights, or the one in which a configuration says that its model's experts are published;
+    /// `None` of anything else.
     pub fn of_files(files: &ModelFiles) -> Option<Self> {
-        let tensors = files.gguf()?.tensors();
-        let average = |of_layers: bool| {
-            let of = tensors.iter().filter(|t| t.shape.len() > 1 && is_of_layer(&t.name) == of_layers);
-            let (bytes, elements) = of.fold((0, 0), |(bytes, elements), t| {
-                (bytes + t.range.len(), elements + t.shape.iter().product::<usize>())
-            });
-            (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64)
-        };
-        Some(Self::File { matrices: average(true)?, ends: average(false).unwrap_or(16.0) })
+        let Some(gguf) = files.gguf() else { return Self::published(files) };
+        let tensors = gguf.tensors().iter();
+        Self::of_tensors(tensors.map(|t| (t.name.as_str(), t.shape.len(), t.range.len(), t.shape.iter().product())))
+    }
+
+    /// That of the formats that the configuration names, if it names any; an error in it is that of reading the model.
+    fn published(files: &ModelFiles) -> Option<Self> {
+        let NetworkConfig::Decoder(config) = files.network_config().ok()? else { return None };
+        let graph = config.build(&BuildOptions::default()).ok()?.module.graph;
+        let graph = WeightSource::RandomAsPublished(Box::new(config)).retype(&graph, None).ok()?;
+        graph.args(Role::Weight).find(|arg| arg.ty.format.is_some())?;
+        let number = |poly: ridge_graph::Poly| poly.as_const().map_or(0, |n| n as usize);
+        Self::of_tensors(graph.args(Role::Weight).map(|arg| {
+            let (shape, bytes) = (&arg.ty.shape, number(arg.ty.bytes()));
+            (&*arg.name, shape.rank(), bytes, number(shape.elements()))
+        }))
+    }
+
+    /// That of tensors, each with its name, rank, bytes and elements. Those of rank 3 are experts.
+    fn of_tensors<'a>(tensors: impl Iterator<Item = (&'a str, usize, usize, usize)>) -> Option<Self> {
+        let mut sums = [(0, 0); 3];
+        for (name, rank, bytes, elements) in tensors.filter(|(_, rank, ..)| *rank > 1) {
+            let of = &mut sums[if !is_of_layer(name) { 0 } else { (rank - 1).min(2) }];
+            *of = (of.0 + bytes, of.1 + elements);
+        }
+        let [ends, matrices, experts] =
+            sums.map(|(bytes, elements)| (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64));
+        let matrices = matrices.or(experts)?;
+        Some(Self::File { matrices, experts: experts.unwrap_or(matrices), ends: ends.unwrap_or(16.0) })
     }
 }
 

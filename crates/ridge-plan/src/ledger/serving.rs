@@ -115,13 +115,15 @@ fn share_of_stage(reading: &Reading, pp: usize) -> f64 {
 /// Bytes of a rank's weights.
 fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Quantisation) -> (f64, f64) {
     let (tp, share) = (tp as f64, share_of_stage(reading, pp));
-    let (mut matrices, mut plain) = (0.0, 0.0);
+    let (mut matrices, mut experts, mut plain) = (0.0, 0.0, 0.0);
     for layer in reading.each_layer() {
-        matrices += (layer.cut / tp + layer.experts / (tp * ep as f64)) * share;
+        matrices += layer.cut / tp * share;
+        experts += layer.experts / (tp * ep as f64) * share;
         plain += layer.whole * share;
     }
+    let of_layers = matrices * weights.bits() + experts * weights.bits_of_experts();
     let ends = if pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
-    (matrices * weights.bits() / 8.0 + plain * 2.0 + ends / tp * weights.bits_of_ends() / 8.0, matrices)
+    (of_layers / 8.0 + plain * 2.0 + ends / tp * weights.bits_of_ends() / 8.0, matrices + experts)
 }
 
 /// The ledger of a rank of a server whose device has `memory_bytes`, for sequences of `context` tokens.

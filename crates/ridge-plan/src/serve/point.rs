@@ -146,7 +146,7 @@ fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &StepTokens,
 
 fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f64 {
     let tp = if op.cut { l.tp as f64 } else { 1.0 };
-    let bytes = l.weights.bits() / 8.0;
+    let bytes = l.weights.bits_of_op(op) / 8.0;
     match op.class {
         Class::Matmul => {
             let (n, k) = if op.reduced { (op.n as f64, op.k as f64 / tp) } else { (op.n as f64 / tp, op.k as f64) };

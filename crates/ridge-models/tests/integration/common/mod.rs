@@ -50,6 +50,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("gpt2", None),
     ("gpt_neox", None),
     ("gpt_oss", None),
+    ("gpt_oss_mxfp4", None),
     ("granite", None),
     ("granitemoe", None),
     ("granitemoehybrid", None),
@@ -187,7 +188,17 @@ impl Fixture {
 
     pub(crate) fn weight(&self, name: &str) -> Option<Value> {
         let view = self.checkpoint.tensor(name).ok()?;
-        Some(Tensor::from_bytes(view.dtype, view.shape, view.data).into())
+        let Some(format) = view.format else {
+            return Some(Tensor::from_bytes(view.dtype, view.shape, view.data).into());
+        };
+        let parts = self.checkpoint.components(name).ok()?;
+        let of = format.components(&Shape::new(view.shape.iter().copied()));
+        let components = of.iter().zip(&parts).map(|(component, bytes)| {
+            let shape = component.shape.as_const().expect("numbers");
+            Tensor::from_bytes(component.dtype, &shape, bytes.as_ref())
+        });
+        let (format, shape) = (format.clone(), view.shape.to_vec());
+        Some(Value::Stored { format, dtype: view.dtype, shape, components: components.collect() })
     }
 
     pub(crate) fn prompt(&self) -> Vec<i64> {

@@ -83,7 +83,7 @@ impl Roof {
         };
         let (batch, new, context) = (step.batch as f64, step.new as f64, step.context as f64);
         let tokens = batch * new;
-        let element = step.weights.bits() / 8.0;
+        let element = step.weights.bits_of_op(op) / 8.0;
         let mut work = RooflineWork {
             scope: op.scope.clone(),
             op: op.name.clone(),
