@@ -7,7 +7,7 @@
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the gated delta rule,
-//! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
+//! `bert.rs` is an encoder, `modernbert.rs` one with windows, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
 mod bamba;
@@ -46,6 +46,7 @@ mod mamba2;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod modernbert;
 mod mpt;
 mod nemotron_h;
 mod network;
@@ -76,7 +77,7 @@ pub use bloom::BloomConfig;
 pub use cohere::CohereConfig;
 pub use deepseek::DeepseekConfig;
 pub use definition::{FamilyKind, ModelConfig};
-pub use encoder::BertConfig;
+pub use encoder::EncoderConfig;
 pub use exaone4::Exaone4Config;
 pub use experts::{ClampedGate, ExpertsConfig};
 pub use falcon::FalconConfig;

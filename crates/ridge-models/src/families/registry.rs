@@ -3,15 +3,15 @@
 use serde_json::{Map, Value};
 
 use super::definition::{FamilyDefinition, FamilyKind, ModelConfig, ReadConfig};
-use super::encoder::BertConfig;
+use super::encoder::EncoderConfig;
 use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
     gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, llama, llama4, mamba, mamba2, minimax_m2,
-    mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm, starcoder2,
-    vit,
+    mistral, mixtral, modernbert, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm,
+    starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -54,6 +54,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
+    &modernbert::MODERNBERT,
     &mpt::MPT,
     &nemotron_h::NEMOTRON_H,
     &olmo2::OLMO2,
@@ -179,7 +180,7 @@ impl ModelConfig {
     }
 }
 
-impl BertConfig {
+impl EncoderConfig {
     /// Is `text`, a `config.json`, one of an encoder?
     ///
     /// # Errors
@@ -302,7 +303,7 @@ mod tests {
                 (config.build(&options).expect("builds").module.graph, tensors)
             }
             FamilyKind::Encoder => {
-                let config = BertConfig::from_json("config.json", text).expect("reads");
+                let config = EncoderConfig::from_json("config.json", text).expect("reads");
                 (config.build(&options).expect("builds").module.graph, usual)
             }
             FamilyKind::ImageClassifier => {

@@ -2,13 +2,21 @@
 //! alone and in a batch without padding.
 
 use crate::common::modules::{ModuleFixture, Step};
-use crate::common::{cpu, relative};
+use crate::common::{cpu, fixtures, relative};
 use ridge_graph::{Bindings, DType, Tensor};
-use ridge_models::symbols;
+use ridge_models::{BuildOptions, EncoderConfig, symbols};
 use ridge_runtime::lower;
 
 /// Every encoder.
-const ENCODERS: [&str; 4] = ["bert", "distilbert", "roberta", "xlm_roberta"];
+const ENCODERS: [&str; 5] = ["bert", "distilbert", "modernbert", "roberta", "xlm_roberta"];
+
+/// Every classifier: is its score a sigmoid?
+const CLASSIFIERS: [(&str, bool); 4] = [
+    ("bert_reranker", true),
+    ("distilbert_classifier", false),
+    ("modernbert_reranker", true),
+    ("xlm_roberta_reranker", true),
+];
 
 /// The fixture, and texts of it.
 pub(crate) struct Bert(pub(crate) ModuleFixture);
@@ -83,20 +91,34 @@ fn hidden_states_are_as_near_to_exact_as_those_of_transformers() {
 
 #[test]
 fn a_text_has_the_same_bits_alone_and_in_a_batch() {
-    let fixture = Bert::open();
-    let (inputs, bindings) = fixture.step(BATCH.0, BATCH.1);
-    let together = fixture.on_cpu(&(inputs.clone(), bindings), "hidden", 2);
-    let first = BATCH.1[0];
-    let alone = inputs.iter().map(|(name, tensor)| {
-        let values = match *name {
-            "query_start" => vec![0, first as i64],
-            _ => tensor.ints()[..first].to_vec(),
+    for name in ENCODERS {
+        let fixture = Bert::named(name);
+        let (inputs, bindings) = fixture.step(BATCH.0, BATCH.1);
+        let together = fixture.on_cpu(&(inputs.clone(), bindings), "hidden", 2);
+        let first = BATCH.1[0];
+        let alone = inputs.iter().map(|(name, tensor)| {
+            let values = match *name {
+                "query_start" => vec![0, first as i64],
+                _ => tensor.ints()[..first].to_vec(),
+            };
+            (*name, Tensor::int(DType::I32, &[values.len()], values))
+        });
+        let bindings = Bindings::new().with(symbols::TOKENS, first).with(symbols::SEQS, 1usize);
+        let alone = fixture.on_cpu(&(alone.collect(), bindings), "hidden", 1);
+        assert_eq!(alone.floats(), &together.floats()[..alone.len()], "{name}");
+    }
+}
+
+#[test]
+fn older_spellings_of_configurations_mean_the_same() {
+    for name in ENCODERS.iter().chain(&CLASSIFIERS.map(|(name, _)| name)) {
+        let graph = |file: &str| {
+            let text = std::fs::read_to_string(fixtures().join("families").join(name).join(file)).expect("a file");
+            let config = EncoderConfig::from_json(file, &text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            config.build(&BuildOptions::default()).expect("builds").module.graph
         };
-        (*name, Tensor::int(DType::I32, &[values.len()], values))
-    });
-    let bindings = Bindings::new().with(symbols::TOKENS, first).with(symbols::SEQS, 1usize);
-    let alone = fixture.on_cpu(&(alone.collect(), bindings), "hidden", 1);
-    assert_eq!(alone.floats(), &together.floats()[..alone.len()]);
+        assert_eq!(graph("config.json"), graph("config_v4.json"), "{name}");
+    }
 }
 
 #[test]
@@ -140,7 +162,7 @@ fn parameters_are_counted() {
 
 #[test]
 fn classifiers_give_the_logits_of_transformers() {
-    for (name, sigmoid) in [("bert_reranker", true), ("xlm_roberta_reranker", true), ("distilbert_classifier", false)] {
+    for (name, sigmoid) in CLASSIFIERS {
         let fixture = Bert::named(name);
         for (prefix, lengths) in [ALONE, BATCH] {
             let step = fixture.step(prefix, lengths);
