@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 use super::blocks::{NormKind, linear, mlp};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::encoder::{EmbeddedTokens, EncoderConfig, EncoderFamily, EncoderLayer, QUERY_KEY_VALUE};
-use super::gguf_mapping::{GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
+use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
 use super::tensors::{TensorName, TensorTable};
 use super::text_classifier::{InnerLayer, TextClassifier};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
@@ -77,7 +77,7 @@ pub(super) static BERT: FamilyDefinition = FamilyDefinition {
             (LAYER_NORM_EPSILON, Some("layer_norm_eps")),
         ],
         rope_theta: None,
-        read: read_gguf,
+        read: read_segments,
         ..GgufMapping::new("bert")
     }),
 };
@@ -240,8 +240,11 @@ impl EncoderFamily for BertLayers {
         Ok(c.without_heads(whole, BESIDE))
     }
 
-    fn gguf_problem(&self) -> Option<&'static str> {
-        (self.activation != Gelu::Erf).then_some("its activation is not that of its family")
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        match self.activation {
+            Gelu::Erf => Ok(Vec::new()),
+            Gelu::Tanh => Err("its activation is not that of its family"),
+        }
     }
 }
 
@@ -267,7 +270,8 @@ fn distilled(name: &str) -> Option<String> {
     Some(format!("bert.encoder.layer.{layer}.{theirs}.{kind}"))
 }
 
-fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {
+/// Adds the number of segments.
+pub(super) fn read_segments(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {
     if file.flag("attention.causal")? == Some(true) {
         return Err(file.wrong("attention.causal", "= true asks for what no encoder does"));
     }

@@ -9,6 +9,7 @@ use ridge_graph::ops::{RaggedAttention, Rope};
 use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
 
 use super::blocks::{linear, weight};
+use super::gguf_mapping::GgufEntry;
 use super::text_classifier::TextClassifier;
 use crate::config::DecoderConfig;
 use crate::error::Result;
@@ -16,6 +17,7 @@ use crate::model::{BuildOptions, Encoder, attention_symbols, symbols};
 use crate::module::Module;
 use crate::pooling::with_pooling;
 use ridge_files::Checkpoint;
+use ridge_files::checkpoint::{Part, Published};
 
 /// The configuration of an encoder of any family.
 #[derive(Clone, Debug)]
@@ -80,15 +82,23 @@ pub(super) trait EncoderFamily: Debug + Send + Sync {
         Ok(x)
     }
 
-    /// A published checkpoint with the names and shapes that the graph's weights have.
+    /// Weights that are parts of published tensors.
+    fn parts(&self, _c: &EncoderConfig) -> Vec<Part> {
+        Vec::new()
+    }
+
+    /// A published checkpoint without what the encoder does not use, under the names that `parts` and the graph have.
     ///
     /// # Errors
-    /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) when tensors do not fit the configuration.
+    /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) if a tensor is there under two names.
     fn arrange(&self, c: &EncoderConfig, checkpoint: Checkpoint) -> Result<Checkpoint>;
 
+    /// What GGUF's metadata has of this family alone, by key without the architecture's name.
+    ///
+    /// # Errors
     /// What of the configuration GGUF cannot express.
-    fn gguf_problem(&self) -> Option<&'static str> {
-        None
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        Ok(Vec::new())
     }
 }
 
@@ -277,12 +287,17 @@ impl EncoderConfig {
     /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) if a tensor is there under two names, or does not fit
     /// the configuration.
     pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
-        self.layers.arrange(self, checkpoint)
+        Ok(self.layers.arrange(self, checkpoint)?.divided(&self.layers.parts(self))?)
     }
 
-    /// What of the configuration GGUF cannot express.
-    pub(crate) fn gguf_problem(&self) -> Option<&'static str> {
-        self.layers.gguf_problem()
+    /// The tensors of an arranged checkpoint as the family publishes them.
+    pub(crate) fn published<'a>(&self, checkpoint: &'a Checkpoint) -> Vec<Published<'a>> {
+        checkpoint.published(&self.layers.parts(self), &[])
+    }
+
+    /// As [`EncoderFamily::gguf_metadata`].
+    pub(crate) fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        self.layers.gguf_metadata()
     }
 
     /// `checkpoint` without tensors of the names `beside`, which are those of heads, but for those of its own classifier.

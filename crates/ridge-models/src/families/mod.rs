@@ -6,7 +6,7 @@
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
-//! `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the gated delta rule,
+//! `linear_attention.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the gated delta rule,
 //! `bert.rs` is an encoder, `modernbert.rs` one with windows, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
@@ -39,6 +39,7 @@ mod jamba;
 mod latent_attention;
 mod layer_states;
 mod lfm2;
+mod linear_attention;
 mod llama;
 mod llama4;
 mod mamba;
@@ -50,6 +51,7 @@ mod modernbert;
 mod mpt;
 mod nemotron_h;
 mod network;
+mod nomic_bert;
 mod olmo2;
 mod olmoe;
 mod phi3;
@@ -95,6 +97,7 @@ pub use image_classifier::VitConfig;
 pub use jamba::JambaConfig;
 pub use latent_attention::LatentAttentionConfig;
 pub use lfm2::Lfm2Config;
+pub use linear_attention::{FeatureMap, LinearAttentionConfig, LinearMixer};
 pub use llama::{LlamaConfig, llama};
 pub use llama4::{Llama4Config, Temperature};
 pub use mamba::{MambaConfig, MambaMixer, SelectionNorms};

@@ -157,8 +157,7 @@ impl EncoderFamily for ModernBertLayers {
         self.norm.apply(g, "model.final_norm", x)
     }
 
-    fn arrange(&self, c: &EncoderConfig, checkpoint: Checkpoint) -> Result<Checkpoint> {
-        let whole = checkpoint.prefixed("model.", &format!("{EMBEDDING}.weight"));
+    fn parts(&self, c: &EncoderConfig) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut add = |of: &str, name: &str, kind: &str, rows: Option<Rows>| {
             let [of, name] = [of, name].map(|scope| format!("{}.*.{scope}.{kind}", self.scope()));
@@ -178,6 +177,10 @@ impl EncoderFamily for ModernBertLayers {
             }
             add("mlp.Wo", "mlp.down_proj", kind, None);
         }
-        Ok(c.without_heads(whole, BESIDE).divided(&parts)?)
+        parts
+    }
+
+    fn arrange(&self, c: &EncoderConfig, checkpoint: Checkpoint) -> Result<Checkpoint> {
+        Ok(c.without_heads(checkpoint.prefixed("model.", &format!("{EMBEDDING}.weight")), BESIDE))
     }
 }

@@ -9,9 +9,9 @@ use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
-    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, llama, llama4, mamba, mamba2, minimax_m2,
-    mistral, mixtral, modernbert, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm,
-    starcoder2, vit,
+    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba, mamba2,
+    minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
+    qwen3_next, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -34,6 +34,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &mamba::FALCON_MAMBA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &linear_attention::GLA,
     &glm4::GLM,
     &glm4::GLM4,
     &glm4_moe::GLM4_MOE,
@@ -47,6 +48,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &jamba::JAMBA,
     &deepseek::KIMI_K2,
     &lfm2::LFM2,
+    &linear_attention::LINEAR_ATTENTION,
     &llama::LLAMA,
     &llama4::LLAMA4,
     &mamba::MAMBA,
@@ -57,6 +59,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &modernbert::MODERNBERT,
     &mpt::MPT,
     &nemotron_h::NEMOTRON_H,
+    &nomic_bert::NOMIC_BERT,
     &olmo2::OLMO2,
     &olmo2::OLMO3,
     &olmoe::OLMOE,
@@ -64,9 +67,11 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen::QWEN2,
     &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
+    &qwen3_next::QWEN35_MOE,
     &qwen3_next::QWEN35,
     &qwen3_moe::QWEN3_MOE,
     &qwen3_next::QWEN3_NEXT,
+    &linear_attention::RETNET,
     &bert::ROBERTA,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,

@@ -41,7 +41,7 @@ pub fn to_folder(
     let tensors = if EncoderConfig::is_one(gguf.file(), &config_text)? {
         let config = EncoderConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
-        checkpoint.published(&[], &[])
+        config.published(&checkpoint)
     } else {
         let config = ModelConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;

@@ -73,7 +73,14 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
             Some(RopeScaling::Dynamic { .. }) => return refuse("its frequencies are scaled dynamically"),
         }
     }
-    for (name, entry) in config.gguf_metadata().map_err(|problem| no_words(files, problem))? {
+    let entries = config.gguf_metadata().map_err(|problem| no_words(files, problem))?;
+    write_entries(&key, entries, to);
+    Ok(())
+}
+
+/// Adds what a family has alone.
+fn write_entries(key: impl Fn(&str) -> String, entries: Vec<(&'static str, GgufEntry)>, to: &mut GgufWriter) {
+    for (name, entry) in entries {
         let key = key(name);
         match entry {
             GgufEntry::U32(value) => to.u32(&key, value),
@@ -82,7 +89,6 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
             GgufEntry::Text(value) => to.text(&key, value),
         }
     }
-    Ok(())
 }
 
 /// Adds what an encoder's `config` says to what is to be written.
@@ -107,9 +113,8 @@ pub(super) fn write_encoder(files: &ModelFiles, config: &EncoderConfig, to: &mut
     to.u32("tokenizer.ggml.token_type_count", config.type_vocab_size as u32);
     to.f32(&key(mapping.epsilon_key()), config.norm_eps as f32);
     to.bool(&key("attention.causal"), false);
-    if let Some(problem) = config.gguf_problem() {
-        return Err(no_words(files, problem));
-    }
+    let entries = config.gguf_metadata().map_err(|problem| no_words(files, problem))?;
+    write_entries(&key, entries, to);
     if let Some(said) = files.sentence_config()? {
         let number = POOLINGS.iter().find(|(_, pooling)| *pooling == said.pooling);
         let (number, _) = number.ok_or_else(|| no_words(files, &format!("it pools by {}", said.pooling)))?;

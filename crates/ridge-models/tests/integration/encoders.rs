@@ -8,7 +8,7 @@ use ridge_models::{BuildOptions, EncoderConfig, symbols};
 use ridge_runtime::lower;
 
 /// Every encoder.
-const ENCODERS: [&str; 5] = ["bert", "distilbert", "modernbert", "roberta", "xlm_roberta"];
+const ENCODERS: [&str; 6] = ["bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm_roberta"];
 
 /// Every classifier: is its score a sigmoid?
 const CLASSIFIERS: [(&str, bool); 4] = [
@@ -118,6 +118,39 @@ fn older_spellings_of_configurations_mean_the_same() {
             config.build(&BuildOptions::default()).expect("builds").module.graph
         };
         assert_eq!(graph("config.json"), graph("config_v4.json"), "{name}");
+    }
+}
+
+/// The keys of the code that nomic-embed-text-v1.5 was published with.
+#[test]
+fn nomic_bert_is_read_with_the_keys_of_its_own_code() {
+    let read = |changes: &[(&str, serde_json::Value)]| {
+        let text = r#"{
+            "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0, "bos_token_id": null,
+            "causal": false, "dense_seq_output": true, "embd_pdrop": 0.0, "eos_token_id": null, "fused_bias_fc": true,
+            "fused_dropout_add_ln": true, "initializer_range": 0.02, "layer_norm_epsilon": 1e-12,
+            "max_trained_positions": 2048, "mlp_fc1_bias": false, "mlp_fc2_bias": false, "model_type": "nomic_bert",
+            "n_embd": 32, "n_head": 4, "n_inner": 24, "n_layer": 2, "n_positions": 40, "pad_vocab_size_multiple": 64,
+            "parallel_block": false, "parallel_block_tied_norm": false, "prenorm": false, "qkv_proj_bias": false,
+            "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": false, "rotary_emb_scale_base": null, "rotary_scaling_factor": null,
+            "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "torch_dtype": "float32",
+            "transformers_version": "4.34.0", "type_vocab_size": 2, "use_cache": true, "use_flash_attn": true,
+            "use_rms_norm": false, "use_xentropy": true, "vocab_size": 48
+        }"#;
+        let mut config: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        EncoderConfig::from_json("config.json", &config.to_string())
+    };
+    let text = std::fs::read_to_string(fixtures().join("families/nomic_bert/config.json")).expect("a file");
+    let of_transformers = EncoderConfig::from_json("config.json", &text).expect("reads");
+    let graph = |config: EncoderConfig| config.build(&BuildOptions::default()).expect("builds").module.graph;
+    assert!(graph(read(&[]).expect("reads")) == graph(of_transformers), "the graphs differ");
+    for (key, value) in
+        [("rotary_scaling_factor", 2.0.into()), ("prenorm", true.into()), ("qkv_proj_bias", true.into())]
+    {
+        let error = read(&[(key, value)]).expect_err("is refused").to_string();
+        assert!(error.contains(key), "{error}");
     }
 }
 
