@@ -72,7 +72,7 @@ const GATE_RANK: usize = 16;
 const GATE_NORMALIZER: f64 = 16.0;
 
 /// Which kernels others use, and training.
-const HARMLESS: &[&str] = &[
+pub(super) const LINEAR_HARMLESS: &[&str] = &[
     "attn_mode",
     "fuse_cross_entropy",
     "fuse_linear_cross_entropy",
@@ -83,6 +83,17 @@ const HARMLESS: &[&str] = &[
     "use_gk",
     "use_gv",
 ];
+
+/// Width of a head of the keys or values that are so many times as wide as the residual stream.
+pub(super) fn head_width(f: &mut Fields<'_>, decoder: &DecoderConfig, key: &'static str, usual: f64) -> Result<usize> {
+    let heads = decoder.num_attention_heads;
+    let all = decoder.hidden_size as f64 * f.optional_positive(key)?.unwrap_or(usual);
+    let whole = all.round() as usize;
+    match (whole as f64 - all).abs() < 1e-6 && whole.is_multiple_of(heads) && whole > 0 && whole < MAX_SIZE {
+        true => Ok(whole / heads),
+        false => Err(f.wrong(key, format!("times hidden_size is no multiple of num_heads = {heads}"), REMEDY)),
+    }
+}
 
 impl LinearAttentionConfig {
     fn read(f: &mut Fields<'_>, mixer: LinearMixer, expand: [f64; 2], ratio: f64) -> Result<Self> {
@@ -111,19 +122,11 @@ impl LinearAttentionConfig {
             decoder.intermediate_size =
                 ((decoder.hidden_size as f64 * ratio * 2.0 / 3.0) as usize).next_multiple_of(256);
         }
-        let heads = decoder.num_attention_heads;
-        if decoder.num_key_value_heads != heads {
+        if decoder.num_key_value_heads != decoder.num_attention_heads {
             return Err(f.wrong("num_kv_heads", "differs from num_heads", "Ridge runs models where they are equal"));
         }
-        let width = |f: &mut Fields<'_>, key: &'static str, usual: f64| {
-            let all = decoder.hidden_size as f64 * f.optional_positive(key)?.unwrap_or(usual);
-            let whole = all.round() as usize;
-            match (whole as f64 - all).abs() < 1e-6 && whole.is_multiple_of(heads) && whole > 0 && whole < MAX_SIZE {
-                true => Ok(whole / heads),
-                false => Err(f.wrong(key, format!("times hidden_size is no multiple of num_heads = {heads}"), REMEDY)),
-            }
-        };
-        let (key, value) = (width(f, "expand_k", expand[0])?, width(f, "expand_v", expand[1])?);
+        let key = head_width(f, &decoder, "expand_k", expand[0])?;
+        let value = head_width(f, &decoder, "expand_v", expand[1])?;
         if matches!(mixer, LinearMixer::Retention { .. }) {
             if !key.is_multiple_of(2) {
                 return Err(f.wrong(
@@ -281,7 +284,7 @@ pub(super) static RETNET: FamilyDefinition = FamilyDefinition {
     name: "retnet",
     model_type: "retnet",
     class: Some("RetNetForCausalLM"),
-    harmless: &[HARMLESS],
+    harmless: &[LINEAR_HARMLESS],
     read: ReadConfig::Decoder(|f| Ok(Box::new(LinearAttentionConfig::read_retnet(f)?))),
     tensors: TENSORS,
     gguf: None,
@@ -292,7 +295,7 @@ pub(super) static GLA: FamilyDefinition = FamilyDefinition {
     name: "gla",
     model_type: "gla",
     class: Some("GLAForCausalLM"),
-    harmless: &[HARMLESS],
+    harmless: &[LINEAR_HARMLESS],
     read: ReadConfig::Decoder(|f| Ok(Box::new(LinearAttentionConfig::read_gla(f)?))),
     tensors: TENSORS,
     gguf: None,
@@ -303,7 +306,7 @@ pub(super) static LINEAR_ATTENTION: FamilyDefinition = FamilyDefinition {
     name: "linear_attn",
     model_type: "linear_attn",
     class: Some("LinearAttentionForCausalLM"),
-    harmless: &[HARMLESS],
+    harmless: &[LINEAR_HARMLESS],
     read: ReadConfig::Decoder(|f| Ok(Box::new(LinearAttentionConfig::read_plain(f)?))),
     tensors: TENSORS,
     gguf: None,

@@ -11,7 +11,7 @@ use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
     gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba, mamba2,
     minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
-    qwen3_next, smollm3, stablelm, starcoder2, vit,
+    qwen3_next, rwkv6, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -73,6 +73,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen3_next::QWEN3_NEXT,
     &linear_attention::RETNET,
     &bert::ROBERTA,
+    &rwkv6::RWKV6,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,
     &starcoder2::STARCODER2,

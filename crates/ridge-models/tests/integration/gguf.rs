@@ -70,6 +70,7 @@ fn models() -> Vec<String> {
                 "qwen3_next",
                 "retnet",
                 "roberta",
+                "rwkv6",
                 "starcoder2",
                 "vit",
                 "xlm_roberta",

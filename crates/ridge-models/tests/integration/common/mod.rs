@@ -85,6 +85,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen3_5_moe", None),
     ("qwen3_next", None),
     ("retnet", None),
+    ("rwkv6", None),
     ("smollm3", None),
     ("stablelm", None),
     ("stablelm_parallel", None),
