@@ -74,7 +74,7 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
         }
     }
     let entries = config.gguf_metadata().map_err(|problem| no_words(files, problem))?;
-    write_entries(&key, entries, to);
+    write_entries(key, entries, to);
     Ok(())
 }
 
@@ -114,7 +114,7 @@ pub(super) fn write_encoder(files: &ModelFiles, config: &EncoderConfig, to: &mut
     to.f32(&key(mapping.epsilon_key()), config.norm_eps as f32);
     to.bool(&key("attention.causal"), false);
     let entries = config.gguf_metadata().map_err(|problem| no_words(files, problem))?;
-    write_entries(&key, entries, to);
+    write_entries(key, entries, to);
     if let Some(said) = files.sentence_config()? {
         let number = POOLINGS.iter().find(|(_, pooling)| *pooling == said.pooling);
         let (number, _) = number.ok_or_else(|| no_words(files, &format!("it pools by {}", said.pooling)))?;

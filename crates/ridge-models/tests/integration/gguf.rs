@@ -253,7 +253,7 @@ fn encoder_comes_back(name: &str) {
         let checkpoint = config.arrange(files.checkpoint().expect("weights")).expect("arranges");
         (config.build(&BuildOptions::default()).expect("builds").module.graph, checkpoint)
     };
-    let (graph, was) = open(&fixtures().join(&format!("families/{name}")));
+    let (graph, was) = open(&fixtures().join(format!("families/{name}")));
     for path in [&file, &back] {
         let (same, is) = open(path);
         assert_eq!(graph, same, "{}", path.display());
