@@ -212,3 +212,16 @@ fn classifiers_give_the_logits_of_transformers() {
         }
     }
 }
+
+#[test]
+fn a_summary_counts_the_pairs_within_windows() {
+    let fixture = Bert::named("modernbert");
+    let ridge_models::Network::Encoder(encoder) = &fixture.network else { panic!("it is an encoder") };
+    let flops = |tokens| {
+        ridge_models::summary::EncoderSummary::new(encoder, tokens).expect("binds all symbols").text.matrix_flops
+    };
+    // Two layers of windows of 5 to each side and one without: from 20 tokens to 21 two times 9 pairs and 41, of 4 operations for
+    // each of 32 elements, beside what each token multiplies.
+    let (a, b, c) = (flops(20), flops(21), flops(22));
+    assert_eq!((c - b) - (b - a), 2 * 4 * 32);
+}
