@@ -37,7 +37,7 @@ pub use config::{DecoderConfig, GenerationConfig, RopeConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result};
 pub use families::{
-    BertConfig, FamilyKind, LlamaConfig, ModelConfig, Network, NetworkConfig, PlannedConfig, VitConfig, family_kind,
+    EncoderConfig, FamilyKind, LlamaConfig, ModelConfig, Network, NetworkConfig, PlannedConfig, VitConfig, family_kind,
     llama, model_type, planned_model_types,
 };
 pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fixed, write_fixed};

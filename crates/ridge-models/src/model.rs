@@ -300,6 +300,20 @@ pub(crate) fn with_attended(cost: &Cost, bindings: Bindings, context: usize) -> 
     seen.into_iter().fold(bindings, |all, (name, seen)| all.with(&name, seen))
 }
 
+/// `bindings` with the (query, key) pairs of one text of `tokens` tokens that see each other, for every window on both sides that
+/// `cost` has some of.
+pub(crate) fn with_pairs_of_text(cost: &Cost, bindings: Bindings, tokens: usize) -> Bindings {
+    let seen = |sym: &Sym| {
+        let of = sym.name().strip_prefix(symbols::PAIRS)?;
+        let window = if of.is_empty() { tokens } else { of.strip_prefix(WITHIN)?.parse::<usize>().ok()?.min(tokens) };
+        let others = window.saturating_sub(1);
+        let pairs = tokens.saturating_add(others.saturating_mul(window + 2 * (tokens - window)));
+        Some((sym.name().to_owned(), pairs))
+    };
+    let seen: Vec<_> = cost.matrix_flops.symbols().filter_map(seen).collect();
+    seen.into_iter().fold(bindings, |all, (name, pairs)| all.with(&name, pairs))
+}
+
 /// What the name of [`reached_symbol`] begins with.
 const REACHED: &str = "reached_";
 

@@ -68,7 +68,8 @@ pub fn with_pooling(graph: &Graph) -> GraphResult<Graph> {
     g.finish(outputs)
 }
 
-fn pool(g: &mut Builder, pooling: Pooling, hidden: Var) -> GraphResult<Var> {
+/// `hidden`, f32 `[tokens, hidden]`, pooled over the rows of the step: f32 `[seqs, hidden]`.
+pub(crate) fn pool(g: &mut Builder, pooling: Pooling, hidden: Var) -> GraphResult<Var> {
     let (tokens, seqs) = (Dim::sym(symbols::TOKENS), Dim::sym(symbols::SEQS));
     let one = Dim::from(1);
     let width = g.ty(hidden)?.shape.last();

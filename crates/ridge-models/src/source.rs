@@ -13,7 +13,7 @@ use ridge_text::{ChatTemplates, Tokenizer};
 use crate::config::{DecoderConfig, GenerationConfig, image_preprocessing, language_model};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
-use crate::families::{BertConfig, LlamaConfig, ModelConfig, NetworkConfig};
+use crate::families::{EncoderConfig, LlamaConfig, ModelConfig, NetworkConfig};
 use crate::gguf;
 use crate::pooling::SentenceConfig;
 
@@ -187,12 +187,12 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// As for [`BertConfig::from_json`].
-    pub fn encoder_config(&self) -> Result<Option<BertConfig>> {
+    /// As for [`EncoderConfig::from_json`].
+    pub fn encoder_config(&self) -> Result<Option<EncoderConfig>> {
         let file = self.file(CONFIG);
         let text = self.config_text()?;
-        match BertConfig::is_one(&file, &text)? {
-            true => BertConfig::from_json(&file, &text).map(Some),
+        match EncoderConfig::is_one(&file, &text)? {
+            true => EncoderConfig::from_json(&file, &text).map(Some),
             false => Ok(None),
         }
     }

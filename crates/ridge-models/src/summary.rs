@@ -3,7 +3,9 @@
 use ridge_graph::{Bindings, Cost, Graph, Poly, Result, Role, passes};
 use serde::Serialize;
 
-use crate::model::{Encoder, ImageClassifier, Model, symbols, with_attended, with_blocks, with_reached};
+use crate::model::{
+    Encoder, ImageClassifier, Model, symbols, with_attended, with_blocks, with_pairs_of_text, with_reached,
+};
 use crate::module::Module;
 
 /// The parameters of a network, exact for the graph at hand.
@@ -184,14 +186,13 @@ impl EncoderSummary {
     /// A mistake of ours: as for [`Summary::new`].
     pub fn new(encoder: &Encoder, tokens: usize) -> Result<Self> {
         let step = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, 1);
-        let step = step.with(symbols::PAIRS, tokens.saturating_mul(tokens));
         Ok(Self {
             module: ModuleSummary::new(encoder),
             vocab_size: encoder.vocab_size,
             max_context: encoder.max_context,
             hidden_size: encoder.hidden_size,
             tokens,
-            text: step_cost(&encoder.graph, "hidden", |_| step)?,
+            text: step_cost(&encoder.graph, "hidden", |cost| with_pairs_of_text(cost, step, tokens))?,
         })
     }
 }

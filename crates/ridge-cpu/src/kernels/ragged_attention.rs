@@ -31,6 +31,8 @@ const TOGETHER: usize = 32;
 
 struct Ragged {
     scale: f32,
+    /// Places to each side that a token sees, its own included.
+    window: usize,
     tokens: usize,
     heads: usize,
     kv_heads: usize,
@@ -43,6 +45,7 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let [q, k, ..] = &spec.inputs[..] else { return Err("attention takes four inputs".into()) };
     Ok(Box::new(Ragged {
         scale: op.scale as f32,
+        window: op.window.unwrap_or(usize::MAX),
         tokens: q.shape[0],
         heads: q.shape[1],
         kv_heads: k.shape[1],
@@ -57,7 +60,8 @@ impl CpuKernel for Ragged {
     }
 
     fn nanos_per_piece(&self) -> f64 {
-        let pairs = TOGETHER.min(self.tokens) * self.tokens * self.heads / self.kv_heads.max(1);
+        let keys = self.window.saturating_mul(2).min(self.tokens);
+        let pairs = TOGETHER.min(self.tokens) * keys * self.heads / self.kv_heads.max(1);
         200.0 + pairs as f64 * (1.0 + self.dim as f64 * 0.1)
     }
 
@@ -83,7 +87,7 @@ impl CpuKernel for Ragged {
                 for head in head * group..(head + 1) * group {
                     let at = (token * self.heads + head) * self.dim;
                     simd::load(io, 0, self.dtype, at, q);
-                    self.attend(ids, ids[token], q, (k, v), weights, out);
+                    self.attend(ids, token, q, (k, v), weights, out);
                     // SAFETY: this head of this token is this piece's alone.
                     unsafe { simd::store(io, 0, self.dtype, at, out) };
                 }
@@ -93,13 +97,23 @@ impl CpuKernel for Ragged {
 }
 
 impl Ragged {
-    /// One query over the keys and values of sequence `id`.
-    fn attend(&self, ids: &[i32], id: i32, q: &[f32], (k, v): (&[f32], &[f32]), weights: &mut [f32], out: &mut [f32]) {
+    /// The query of one token over the keys and values of its sequence.
+    fn attend(
+        &self,
+        ids: &[i32],
+        token: usize,
+        q: &[f32],
+        (k, v): (&[f32], &[f32]),
+        weights: &mut [f32],
+        out: &mut [f32],
+    ) {
         out.fill(0.0);
+        let id = ids[token];
         if id < 0 {
             return;
         }
-        let mine = || ids[..self.tokens].iter().enumerate().filter(|(_, other)| **other == id).map(|(i, _)| i);
+        let near = (token + 1).saturating_sub(self.window)..token.saturating_add(self.window).min(self.tokens);
+        let mine = || near.clone().filter(|key| ids[*key] == id);
         let mut count = 0;
         for key in mine() {
             weights[count] = simd::dot(q, &k[key * self.dim..][..self.dim]) * self.scale;

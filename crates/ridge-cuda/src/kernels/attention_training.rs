@@ -42,12 +42,12 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     ]
 }
 
-/// Heads of 64 or 128 elements of 16 bits, in which tiles are laid out.
+/// Heads of 64 or 128 elements of 16 bits, in which tiles are laid out, whose windows have one side.
 fn supports<T: Composite>(body: &Function, of: impl Fn(&T) -> &RaggedAttention) -> bool {
     let q = &body.args[0].ty;
     let fits = matches!(q.dtype, DType::BF16 | DType::F16) && matches!(q.shape.0[2].as_const(), Some(64 | 128));
     let heads = q.shape.0[1].as_const().is_some_and(|heads| heads > 0) && q.shape.0[1] != Dim::from(0);
-    fits && heads && composite::<T>(body).is_some_and(|op| of(op).scale > 0.0)
+    fits && heads && composite::<T>(body).map(of).is_some_and(|op| op.scale > 0.0 && (op.causal || op.window.is_none()))
 }
 
 /// How a block works.

@@ -125,3 +125,13 @@ fn qwen3_next_is_undisturbed() {
 fn lfm2_is_undisturbed() {
     answers_are_undisturbed("lfm2");
 }
+
+#[test]
+fn gla_is_undisturbed() {
+    answers_are_undisturbed("gla");
+}
+
+#[test]
+fn rwkv6_is_undisturbed() {
+    answers_are_undisturbed("rwkv6");
+}

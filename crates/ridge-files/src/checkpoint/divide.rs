@@ -20,7 +20,7 @@ impl Checkpoint {
     /// # Errors
     ///
     /// [`FilesError::Safetensors`] if the parts of a tensor do not cover its rows exactly, once each, if it has more than three
-    /// axes, or if none has a name that a part asks for.
+    /// axes, or if none has a name that a part asks for, nor that of the part itself.
     pub fn divided(mut self, parts: &[Part]) -> Result<Self> {
         if self.arranged {
             return Ok(self);
@@ -38,7 +38,9 @@ impl Checkpoint {
                     whole.push((name.clone(), part.name.replace('*', star), entry));
                 }
             }
-            if whole.len() == before {
+            // Where a tensor is published in one of two forms, the weight may be there already.
+            let there = || self.tensors.keys().any(|name| star(&part.name, name).is_some());
+            if whole.len() == before && !there() {
                 return Err(self.wrong(format!("there is no tensor {}", part.of)));
             }
         }

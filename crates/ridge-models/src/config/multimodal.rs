@@ -27,6 +27,7 @@ const MULTIMODAL: &[Multimodal] = &[
     },
     Multimodal { model_type: "llama4", text: "llama4_text", defaults: || json!({ "attention_chunk_size": 8192 }) },
     Multimodal { model_type: "qwen3_5", text: "qwen3_5_text", defaults: || json!({}) },
+    Multimodal { model_type: "qwen3_5_moe", text: "qwen3_5_moe_text", defaults: || json!({}) },
     Multimodal { model_type: "kimi_k25", text: "kimi_k2", defaults: || json!({}) },
 ];
 

@@ -1,17 +1,37 @@
 //! BERT (Devlin et al. 2019): learned positions, segments, and norms after each half of a layer; RoBERTa (Liu et al. 2019) and
 //! XLM-R (Conneau et al. 2020), whose positions begin behind that of padding; and DistilBERT (Sanh et al. 2019), without
-//! segments. Their graph is in `encoder.rs`, with BERT's names.
+//! segments. All have BERT's names.
 
+use ridge_files::Checkpoint;
 use ridge_graph::ops::Gelu;
+use ridge_graph::{Builder, DType, Result as GraphResult, Var};
 use serde_json::{Map, Value as Json};
 
+use super::blocks::{NormKind, linear, mlp};
 use super::definition::{FamilyDefinition, ReadConfig};
-use super::encoder::BertConfig;
-use super::gguf_mapping::{GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
+use super::encoder::{EmbeddedTokens, EncoderConfig, EncoderFamily, EncoderLayer, QUERY_KEY_VALUE};
+use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
 use super::tensors::{TensorName, TensorTable};
 use super::text_classifier::{InnerLayer, TextClassifier};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
+
+const WORDS: &str = "bert.embeddings.word_embeddings";
+
+/// What checkpoints hold besides: heads that the encoder was trained with, and its positions in a list.
+const BESIDE: &[&str] = &[
+    "bert.pooler.*",
+    "cls.*",
+    "bert.cls.*",
+    "classifier.*",
+    "lm_head.*",
+    "pre_classifier.*",
+    "qa_outputs.*",
+    "vocab_layer_norm.*",
+    "vocab_projector.*",
+    "vocab_transform.*",
+    "*.position_ids",
+];
 
 /// BERT's tensors.
 const TENSORS: TensorTable = TensorTable {
@@ -57,7 +77,7 @@ pub(super) static BERT: FamilyDefinition = FamilyDefinition {
             (LAYER_NORM_EPSILON, Some("layer_norm_eps")),
         ],
         rope_theta: None,
-        read: read_gguf,
+        read: read_segments,
         ..GgufMapping::new("bert")
     }),
 };
@@ -99,7 +119,7 @@ pub(super) static DISTILBERT: FamilyDefinition = FamilyDefinition {
 const PADDING: u64 = 1;
 
 /// `head` tells the build of a classifier. In RoBERTa's, positions begin behind that of padding.
-fn read(f: &mut Fields<'_>, family: &'static str, head: InnerLayer) -> Result<BertConfig> {
+fn read(f: &mut Fields<'_>, family: &'static str, head: InnerLayer) -> Result<EncoderConfig> {
     const KEYS: DecoderKeys =
         DecoderKeys { norm_eps: "layer_norm_eps", attention_dropout: "attention_probs_dropout_prob", ..DECODER_KEYS };
     f.must_be("position_embedding_type", "absolute")?;
@@ -117,7 +137,7 @@ fn read(f: &mut Fields<'_>, family: &'static str, head: InnerLayer) -> Result<Be
 }
 
 /// The configuration of DistilBERT, with keys of its own.
-fn read_distilled(f: &mut Fields<'_>) -> Result<BertConfig> {
+fn read_distilled(f: &mut Fields<'_>) -> Result<EncoderConfig> {
     const KEYS: DecoderKeys = DecoderKeys {
         hidden_size: "dim",
         intermediate_size: "hidden_dim",
@@ -137,31 +157,121 @@ fn read_distilled(f: &mut Fields<'_>) -> Result<BertConfig> {
     Ok(config(DISTILBERT.model_type, &of_decoders, [0, 0], activation, classifier))
 }
 
+/// BERT's embeddings and layers.
+#[derive(Debug)]
+struct BertLayers {
+    /// The row of a text's first position among those that are learned.
+    first_position: usize,
+    /// Segments that are learned; none if 0.
+    types: usize,
+    activation: Gelu,
+    norm: NormKind,
+}
+
 fn config(
     family: &'static str,
     of_decoders: &DecoderConfig,
-    [first_position, type_vocab_size]: [usize; 2],
+    [first_position, types]: [usize; 2],
     activation: Gelu,
     classifier: Option<TextClassifier>,
-) -> BertConfig {
-    BertConfig {
-        family,
-        first_position,
-        hidden_size: of_decoders.hidden_size,
-        intermediate_size: of_decoders.intermediate_size,
-        num_hidden_layers: of_decoders.num_hidden_layers,
-        num_attention_heads: of_decoders.num_attention_heads,
-        vocab_size: of_decoders.vocab_size,
-        max_position_embeddings: of_decoders.max_position_embeddings,
-        type_vocab_size,
-        norm_eps: of_decoders.norm_eps,
-        activation,
+) -> EncoderConfig {
+    let norm = NormKind::Layer(of_decoders.norm_eps);
+    let layers = BertLayers { first_position, types, activation, norm };
+    EncoderConfig {
+        type_vocab_size: types,
+        max_context: of_decoders.max_position_embeddings.saturating_sub(first_position),
         classifier,
-        torch_dtype: of_decoders.torch_dtype,
+        ..EncoderConfig::new(family, of_decoders, layers)
     }
 }
 
-fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {
+impl EncoderFamily for BertLayers {
+    fn scope(&self) -> &'static str {
+        TENSORS.layers
+    }
+
+    fn embed(&self, g: &mut Builder, c: &EncoderConfig, at: &EmbeddedTokens<'_>) -> GraphResult<Var> {
+        let mut positions = at.positions;
+        if self.first_position > 0 {
+            let first = g.constant(DType::I32, self.first_position as f64)?;
+            positions = g.add(positions, first)?;
+        }
+        let mut x = at.look_up(g, WORDS, [c.vocab_size, c.hidden_size], at.ids)?;
+        for (scope, rows, ids) in [
+            ("bert.embeddings.token_type_embeddings", self.types, at.types),
+            ("bert.embeddings.position_embeddings", c.max_position_embeddings, positions),
+        ]
+        .into_iter()
+        .filter(|(_, rows, _)| *rows > 0)
+        {
+            let more = at.look_up(g, scope, [rows, c.hidden_size], ids)?;
+            x = g.add(x, more)?;
+        }
+        self.norm.apply(g, "bert.embeddings.LayerNorm", x)
+    }
+
+    fn layer(&self, g: &mut Builder, x: Var, at: &EncoderLayer<'_>) -> GraphResult<Var> {
+        let c = at.config;
+        let a = g.scoped("attention.self", |g| at.attend(g, x, QUERY_KEY_VALUE, true, None))?;
+        let a = linear(g, "attention.output.dense", a, c.hidden_size, true)?;
+        let x = g.add(a, x)?;
+        let x = self.norm.apply(g, "attention.output.LayerNorm", x)?;
+        let h = mlp(g, x, ["intermediate.dense", "output.dense"], c.intermediate_size, self.activation, true)?;
+        let x = g.add(h, x)?;
+        self.norm.apply(g, "output.LayerNorm", x)
+    }
+
+    /// The names that the graph's weights have are BERT's: some checkpoints leave out the first part,
+    /// other families have their own names, and those converted from TensorFlow call the parameters of norms `gamma` and
+    /// `beta`.
+    fn arrange(&self, c: &EncoderConfig, checkpoint: Checkpoint) -> Result<Checkpoint> {
+        let renamed = checkpoint.renamed(|name| {
+            let (scope, kind) = name.rsplit_once('.')?;
+            let kind = [("gamma", "weight"), ("beta", "bias")].iter().find(|(old, _)| *old == kind)?.1;
+            scope.ends_with("LayerNorm").then(|| format!("{scope}.{kind}"))
+        })?;
+        let distils = c.family == "distilbert";
+        let renamed = renamed.renamed(|name| match name.strip_prefix("roberta.") {
+            Some(rest) => Some(format!("bert.{rest}")),
+            None if distils => distilled(name),
+            None => None,
+        })?;
+        let whole = renamed.prefixed("bert.", &format!("{WORDS}.weight"));
+        Ok(c.without_heads(whole, BESIDE))
+    }
+
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        match self.activation {
+            Gelu::Erf => Ok(Vec::new()),
+            Gelu::Tanh => Err("its activation is not that of its family"),
+        }
+    }
+}
+
+/// BERT's name of a tensor that DistilBERT calls `name`; none where they agree.
+fn distilled(name: &str) -> Option<String> {
+    let within = name.strip_prefix("distilbert.").unwrap_or(name);
+    if within.starts_with("embeddings.") {
+        return Some(format!("bert.{within}"));
+    }
+    let (layer, within) = within.strip_prefix("transformer.layer.")?.split_once('.')?;
+    let (scope, kind) = within.rsplit_once('.')?;
+    const NAMES: [(&str, &str); 8] = [
+        ("attention.q_lin", "attention.self.query"),
+        ("attention.k_lin", "attention.self.key"),
+        ("attention.v_lin", "attention.self.value"),
+        ("attention.out_lin", "attention.output.dense"),
+        ("sa_layer_norm", "attention.output.LayerNorm"),
+        ("ffn.lin1", "intermediate.dense"),
+        ("ffn.lin2", "output.dense"),
+        ("output_layer_norm", "output.LayerNorm"),
+    ];
+    let (_, theirs) = NAMES.iter().find(|(distilled, _)| *distilled == scope)?;
+    Some(format!("bert.encoder.layer.{layer}.{theirs}.{kind}"))
+}
+
+/// Adds the number of segments.
+pub(super) fn read_segments(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {
     if file.flag("attention.causal")? == Some(true) {
         return Err(file.wrong("attention.causal", "= true asks for what no encoder does"));
     }

@@ -26,7 +26,7 @@ pub(super) fn linear(g: &mut Builder, name: &str, x: Var, to: usize, bias: bool)
 }
 
 /// A norm over the last axis, with its epsilon.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum NormKind {
     /// By the root mean square, times the weight.
     Rms(f64),

@@ -7,7 +7,7 @@ use ridge_graph::{FormatRef, Result as GraphResult};
 use super::arrange;
 use super::blocks::NormKind;
 use super::decoder::{self, DecoderFamily};
-use super::encoder::BertConfig;
+use super::encoder::EncoderConfig;
 use super::gguf_mapping::{GgufEntry, GgufMapping};
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
@@ -43,7 +43,7 @@ pub(crate) enum ReadConfig {
     /// It writes text.
     Decoder(fn(&mut Fields<'_>) -> Result<Box<dyn DecoderFamily>>),
     /// It makes vectors.
-    Encoder(fn(&mut Fields<'_>) -> Result<BertConfig>),
+    Encoder(fn(&mut Fields<'_>) -> Result<EncoderConfig>),
     /// It tells what an image shows.
     ImageClassifier(fn(&mut Fields<'_>) -> Result<VitConfig>),
     /// It is a decoder that can be planned and not run yet.
@@ -61,7 +61,7 @@ impl std::fmt::Debug for FamilyDefinition {
 pub enum FamilyKind {
     /// It writes text: [`ModelConfig`] reads its configuration.
     Decoder,
-    /// It makes vectors of texts: [`BertConfig`] reads its configuration.
+    /// It makes vectors of texts: [`EncoderConfig`] reads its configuration.
     Encoder,
     /// It tells what an image shows: [`VitConfig`] reads its configuration.
     ImageClassifier,

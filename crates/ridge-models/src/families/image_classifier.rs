@@ -7,7 +7,7 @@ use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
 
 use super::blocks::{NormKind, ResidualHalf, linear, weight};
-use super::encoder::attend_all;
+use super::encoder::{QUERY_KEY_VALUE, attend, project};
 use crate::model::{BuildOptions, ImageClassifier, symbols};
 use crate::module::Module;
 
@@ -149,7 +149,9 @@ impl VitConfig {
     fn layer(&self, g: &mut Builder, x: Var, seq_ids: Var) -> GraphResult<Var> {
         let norm = NormKind::Layer(self.norm_eps);
         let x = ResidualHalf::before(norm, "layernorm_before").add(g, x, "attention", |g, x| {
-            let a = g.scoped("attention", |g| attend_all(g, x, seq_ids, self.num_attention_heads, self.qkv_bias))?;
+            let heads = self.num_attention_heads;
+            let qkv = g.scoped("attention", |g| project(g, x, QUERY_KEY_VALUE, heads, self.qkv_bias))?;
+            let a = attend(g, qkv, seq_ids, None)?;
             linear(g, "output.dense", a, self.hidden_size, true)
         })?;
         let h = norm.apply(g, "layernorm_after", x)?;

@@ -6,8 +6,9 @@
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
-//! `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the gated delta rule,
-//! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
+//! `linear_attention.rs`, `rwkv6.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
+//! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` one with windows, `vit.rs` a classifier of images, and
+//! `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
 mod bamba;
@@ -39,6 +40,7 @@ mod jamba;
 mod latent_attention;
 mod layer_states;
 mod lfm2;
+mod linear_attention;
 mod llama;
 mod llama4;
 mod mamba;
@@ -46,9 +48,11 @@ mod mamba2;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod modernbert;
 mod mpt;
 mod nemotron_h;
 mod network;
+mod nomic_bert;
 mod olmo2;
 mod olmoe;
 mod phi3;
@@ -59,6 +63,7 @@ mod qwen3_moe;
 mod qwen3_next;
 mod recurrent;
 mod registry;
+mod rwkv6;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -76,7 +81,7 @@ pub use bloom::BloomConfig;
 pub use cohere::CohereConfig;
 pub use deepseek::DeepseekConfig;
 pub use definition::{FamilyKind, ModelConfig};
-pub use encoder::BertConfig;
+pub use encoder::EncoderConfig;
 pub use exaone4::Exaone4Config;
 pub use experts::{ClampedGate, ExpertsConfig};
 pub use falcon::FalconConfig;
@@ -94,6 +99,7 @@ pub use image_classifier::VitConfig;
 pub use jamba::JambaConfig;
 pub use latent_attention::LatentAttentionConfig;
 pub use lfm2::Lfm2Config;
+pub use linear_attention::{FeatureMap, LinearAttentionConfig, LinearMixer};
 pub use llama::{LlamaConfig, llama};
 pub use llama4::{Llama4Config, Temperature};
 pub use mamba::{MambaConfig, MambaMixer, SelectionNorms};
@@ -113,6 +119,7 @@ pub use qwen3_moe::Qwen3MoeConfig;
 pub use qwen3_next::{DeltaMixer, Qwen3NextConfig};
 pub use recurrent::Mamba2Mixer;
 pub use registry::{family_kind, model_type, planned_model_types};
+pub use rwkv6::Rwkv6Config;
 pub use smollm3::SmolLm3Config;
 pub use stablelm::StableLmConfig;
 pub use starcoder2::Starcoder2Config;

@@ -4,7 +4,7 @@ use ridge_files::Checkpoint;
 use ridge_graph::{DType, Result as GraphResult};
 
 use super::definition::{FamilyKind, ModelConfig};
-use super::encoder::BertConfig;
+use super::encoder::EncoderConfig;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::registry::family_kind;
@@ -18,7 +18,7 @@ pub enum NetworkConfig {
     /// Of a decoder.
     Decoder(ModelConfig),
     /// Of an encoder of texts.
-    Encoder(BertConfig),
+    Encoder(EncoderConfig),
     /// Of a classifier of images.
     ImageClassifier(VitConfig),
     /// Of a decoder that can be planned and not run yet.
@@ -43,7 +43,7 @@ impl NetworkConfig {
     /// As for [`ModelConfig::from_json`].
     pub fn from_json(file: &str, text: &str) -> Result<Self> {
         Ok(match family_kind(file, text)? {
-            Some(FamilyKind::Encoder) => Self::Encoder(BertConfig::from_json(file, text)?),
+            Some(FamilyKind::Encoder) => Self::Encoder(EncoderConfig::from_json(file, text)?),
             Some(FamilyKind::ImageClassifier) => Self::ImageClassifier(VitConfig::from_json(file, text)?),
             Some(FamilyKind::Planned) => Self::Planned(Box::new(PlannedConfig::from_json(file, text)?)),
             Some(FamilyKind::Decoder) | None => Self::Decoder(ModelConfig::from_json(file, text)?),

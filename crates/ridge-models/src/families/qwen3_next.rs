@@ -1,6 +1,6 @@
 //! Qwen3-Next (Qwen 2025, "Qwen3-Next"): three of four layers have the gated delta rule (Yang et al. 2025, "Gated Delta
 //! Networks: Improving Mamba2 with Delta Rule", section 3), the others attention whose output is gated; with experts. And the text
-//! part of Qwen3.5 (Qwen 2026), without them.
+//! part of Qwen3.5 (Qwen 2026), with and without them.
 
 use ridge_files::checkpoint::{Part, Rows, Stack};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
@@ -16,7 +16,7 @@ use super::recurrent::{columns, decay, flat, heads_of, recurrence, short_conv, s
 use super::tensors::{
     ATTENTION, Cut, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, MLP_NORM, QK_NORMS, TensorName, TensorTable,
 };
-use crate::config::{DECODER_KEYS, DecoderConfig, Fields, REMEDY, ROPE_KEYS, RopeKeys, read_rope};
+use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, ROPE_KEYS, RopeKeys, read_rope};
 use crate::error::Result;
 use crate::model::{BuildOptions, symbols};
 
@@ -139,7 +139,7 @@ pub struct Qwen3NextConfig {
 }
 
 impl Qwen3NextConfig {
-    fn read_next(f: &mut Fields<'_>) -> Result<Self> {
+    fn read_experts(f: &mut Fields<'_>) -> Result<ExpertsConfig> {
         let count = match f.optional_size("num_experts", MAX_SIZE)? {
             Some(count) => count,
             None => f.size("num_local_experts", MAX_SIZE)?,
@@ -155,32 +155,45 @@ impl Qwen3NextConfig {
             )
         };
         check_experts(f, &experts)?;
-        let config = Self::read(f, experts)?;
+        Ok(experts)
+    }
+
+    fn read_next(f: &mut Fields<'_>) -> Result<Self> {
+        let experts = Self::read_experts(f)?;
+        let config = Self { fused_heads: true, ..Self::read(f, experts, false)? };
         let sparse_step = f.optional_size("decoder_sparse_step", MAX_SIZE)?.unwrap_or(1);
         let dense: Vec<u64> = f.optional("mlp_only_layers")?.unwrap_or_default();
         let sparse = |i: usize| (i + 1).is_multiple_of(sparse_step) && !dense.contains(&(i as u64));
-        Ok(Self { sparse: (0..config.num_hidden_layers).map(sparse).collect(), fused_heads: true, ..config })
+        Ok(Self { sparse: (0..config.num_hidden_layers).map(sparse).collect(), ..config })
     }
 
-    /// A model without experts.
-    fn read_35(f: &mut Fields<'_>) -> Result<Self> {
+    /// A Qwen3.5, with experts in every layer or in none.
+    fn read_35(f: &mut Fields<'_>, has_experts: bool) -> Result<Self> {
         f.must_be("attn_output_gate", true)?;
-        f.harmless(&["mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"]);
-        Self::read(f, ExpertsConfig::softmax(0, 0, 0))
+        f.harmless(&["mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"]);
+        if !has_experts {
+            f.harmless(&["mlp_only_layers"]);
+            return Self::read(f, ExpertsConfig::softmax(0, 0, 0), true);
+        }
+        f.must_be("mlp_only_layers", Vec::<u64>::new())?;
+        f.must_be("decoder_sparse_step", 1)?;
+        f.must_be("norm_topk_prob", true)?;
+        // No layer has an MLP of this width.
+        f.harmless(&["intermediate_size"]);
+        let experts = Self::read_experts(f)?;
+        let config = Self::read(f, experts, true)?;
+        Ok(Self { sparse: vec![true; config.num_hidden_layers], ..config })
     }
 
-    /// What both have.
-    fn read(f: &mut Fields<'_>, experts: ExpertsConfig) -> Result<Self> {
+    /// What all have; `newer` is Qwen3.5, which positions of images may turn and whose experts leave no MLP.
+    fn read(f: &mut Fields<'_>, experts: ExpertsConfig, newer: bool) -> Result<Self> {
         f.needs(&["num_key_value_heads"])?;
         f.must_be("hidden_act", "silu")?;
         f.must_be("use_sliding_window", false)?;
-        let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
-        let keys = RopeKeys {
-            partial: Some("partial_rotary_factor"),
-            default_partial: 0.25,
-            axes: experts.experts == 0,
-            ..ROPE_KEYS
-        };
+        const OF_EXPERTS: DecoderKeys = DecoderKeys { intermediate_size: "moe_intermediate_size", ..DECODER_KEYS };
+        let keys = if newer && experts.experts > 0 { &OF_EXPERTS } else { &DECODER_KEYS };
+        let mut decoder = DecoderConfig::read(f, keys)?;
+        let keys = RopeKeys { partial: Some("partial_rotary_factor"), default_partial: 0.25, axes: newer, ..ROPE_KEYS };
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &keys)?);
         let layers = decoder.num_hidden_layers;
         let interval = f.optional_size("full_attention_interval", MAX_SIZE)?.unwrap_or(4);
@@ -251,8 +264,22 @@ pub(super) static QWEN35: FamilyDefinition = FamilyDefinition {
     model_type: "qwen3_5_text",
     class: Some("Qwen3_5ForCausalLM"),
     harmless: &[],
-    read: ReadConfig::Decoder(|f| Ok(Box::new(Qwen3NextConfig::read_35(f)?))),
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Qwen3NextConfig::read_35(f, false)?))),
     tensors: TensorTable { layer: &[ATTENTION, GATE, GATED_MLP, QK_NORMS, &[INPUT_NORM, MLP_NORM]], ..TENSORS },
+    gguf: None,
+};
+
+/// How the text part of a Qwen3.5 with experts is registered.
+pub(super) static QWEN35_MOE: FamilyDefinition = FamilyDefinition {
+    name: "qwen3_5_moe",
+    model_type: "qwen3_5_moe_text",
+    class: Some("Qwen3_5MoeForCausalLM"),
+    harmless: &[ROUTER_TRAINING],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Qwen3NextConfig::read_35(f, true)?))),
+    tensors: TensorTable {
+        layer: &[ATTENTION, GATE, EXPERTS, SHARED_EXPERT, QK_NORMS, &[INPUT_NORM, MLP_NORM]],
+        ..TENSORS
+    },
     gguf: None,
 };
 
@@ -331,6 +358,20 @@ impl DecoderFamily for Qwen3NextConfig {
                 parts.push(Part {
                     of: format!("model.layers.*.linear_attn.in_proj_{name}.weight"),
                     name: format!("model.layers.*.linear_attn.{name}_proj.weight"),
+                    transposed: false,
+                    rows: None,
+                });
+            }
+            if self.experts.experts > 0 {
+                // Published as one matrix of gates and ups for each expert, or else each for itself, which `stacks` says.
+                let (width, count) = (self.experts.intermediate_size, self.experts.experts);
+                for (name, first) in [("gate_proj", 0), ("up_proj", width)] {
+                    let name = format!("mlp.experts.{name}.weight");
+                    parts.push(part("mlp.experts.gate_up_proj", &name, [first, width, 2 * width, count]));
+                }
+                parts.push(Part {
+                    of: "model.layers.*.mlp.experts.down_proj".into(),
+                    name: "model.layers.*.mlp.experts.down_proj.weight".into(),
                     transposed: false,
                     rows: None,
                 });

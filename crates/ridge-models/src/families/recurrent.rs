@@ -65,33 +65,46 @@ pub(super) fn short_conv(
     taps: usize,
     bias: bool,
 ) -> GraphResult<Var> {
+    let channels = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+    let w = g.scoped(name, |g| {
+        let w = weight(g, "weight", [channels, 1, taps])?;
+        g.reshape(w, Shape::new([channels, taps]))
+    })?;
+    let y = convolved(g, at, x, w)?;
+    if !bias {
+        return Ok(y);
+    }
+    let bias = g.scoped(name, |g| f32_weight(g, "bias", [channels]))?;
+    g.add(y, bias)
+}
+
+/// `x`, `[tokens, channels]`, of the token before; zeros where a sequence begins. Its state is in scope `name`.
+pub(super) fn previous(g: &mut Builder, at: &DecoderLayer<'_>, name: &str, x: Var) -> GraphResult<Var> {
     let ty = g.ty(x)?.clone();
     let channels = ty.shape.last().as_const().unwrap_or_default();
+    let taps = g.table(ty.dtype, &[1.0, 0.0])?;
+    let taps = g.reshape(taps, Shape::new([1, 2]))?;
+    let taps = g.broadcast(taps, Shape::new([channels, 2]))?;
+    let y = g.scoped(name, |g| convolved(g, at, x, taps))?;
+    g.cast(y, ty.dtype)
+}
+
+/// The causal convolution of `x`, `[tokens, channels]`, with `w`, `[channels, taps]`: f32. What it keeps is a state of the scope.
+fn convolved(g: &mut Builder, at: &DecoderLayer<'_>, x: Var, w: Var) -> GraphResult<Var> {
+    if !at.keeps_states() {
+        return g.ragged_conv1d(x, w, at.positions());
+    }
+    let dtype = g.ty(x)?.dtype;
+    let [channels, taps] = [0, 1].map(|axis| g.ty(w).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
+    let (channels, taps) = (channels?, taps?);
     let width = channels * (taps - 1);
-    // States and step inputs belong to the layer's scope, weights to that of the convolution.
-    let kept = match at.keeps_states() {
-        true => Some((read_fixed(g, CONV_STATE, ty.dtype, width)?, rows(g)?)),
-        false => None,
-    };
-    g.scoped(name, |g| {
-        let w = weight(g, "weight", [channels, 1, taps])?;
-        let w = g.reshape(w, Shape::new([channels, taps]))?;
-        let y = match kept {
-            Some((fixed, rows)) => {
-                let before = g.reshape(fixed.before, by_seq([taps - 1, channels]))?;
-                let [y, after] = g.causal_conv1d([x, w, before], rows)?;
-                let after = g.reshape(after, by_seq([width]))?;
-                write_fixed(g, &fixed, after)?;
-                y
-            }
-            None => g.ragged_conv1d(x, w, at.positions())?,
-        };
-        if !bias {
-            return Ok(y);
-        }
-        let bias = f32_weight(g, "bias", [channels])?;
-        g.add(y, bias)
-    })
+    let fixed = read_fixed(g, CONV_STATE, dtype, width)?;
+    let rows = rows(g)?;
+    let before = g.reshape(fixed.before, by_seq([taps - 1, channels]))?;
+    let [y, after] = g.causal_conv1d([x, w, before], rows)?;
+    let after = g.reshape(after, by_seq([width]))?;
+    write_fixed(g, &fixed, after)?;
+    Ok(y)
 }
 
 /// The recurrence of f32 `q`, `k`, `v` and `log_decay` with the layer's state; see [`ridge_graph::Prim::LinearRecurrence`].
@@ -192,6 +205,26 @@ fn grouped_norm(g: &mut Builder, x: Var, groups: usize, eps: f64) -> GraphResult
         let x = g.rms_norm(x, ones, eps)?;
         let x = flat(g, x)?;
         g.mul(x, w)
+    })
+}
+
+/// Norms of the heads of f32 `y`, `[tokens, heads, width]`, by mean and variance, with weights and biases of scope `name` for all
+/// of `[tokens, heads * width]`.
+pub(super) fn grouped_layer_norm(g: &mut Builder, name: &str, y: Var, eps: f64) -> GraphResult<Var> {
+    let [heads, width] = [1, 2].map(|axis| g.ty(y).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
+    let (heads, width) = (heads?, width?);
+    let fill = |g: &mut Builder, value: f64| {
+        let value = g.constant(DType::F32, value)?;
+        g.broadcast(value, Shape::new([width]))
+    };
+    let (ones, zeros) = (fill(g, 1.0)?, fill(g, 0.0)?);
+    let y = g.layer_norm(y, ones, zeros, eps)?;
+    let y = flat(g, y)?;
+    g.scoped(name, |g| {
+        let w = f32_weight(g, "weight", [heads * width])?;
+        let b = f32_weight(g, "bias", [heads * width])?;
+        let y = g.mul(y, w)?;
+        g.add(y, b)
     })
 }
 

@@ -3,15 +3,15 @@
 use serde_json::{Map, Value};
 
 use super::definition::{FamilyDefinition, FamilyKind, ModelConfig, ReadConfig};
-use super::encoder::BertConfig;
+use super::encoder::EncoderConfig;
 use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
-    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, llama, llama4, mamba, mamba2, minimax_m2,
-    mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm, starcoder2,
-    vit,
+    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba, mamba2,
+    minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
+    qwen3_next, rwkv6, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -34,6 +34,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &mamba::FALCON_MAMBA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &linear_attention::GLA,
     &glm4::GLM,
     &glm4::GLM4,
     &glm4_moe::GLM4_MOE,
@@ -47,6 +48,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &jamba::JAMBA,
     &deepseek::KIMI_K2,
     &lfm2::LFM2,
+    &linear_attention::LINEAR_ATTENTION,
     &llama::LLAMA,
     &llama4::LLAMA4,
     &mamba::MAMBA,
@@ -54,8 +56,10 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
+    &modernbert::MODERNBERT,
     &mpt::MPT,
     &nemotron_h::NEMOTRON_H,
+    &nomic_bert::NOMIC_BERT,
     &olmo2::OLMO2,
     &olmo2::OLMO3,
     &olmoe::OLMOE,
@@ -63,10 +67,13 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen::QWEN2,
     &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
+    &qwen3_next::QWEN35_MOE,
     &qwen3_next::QWEN35,
     &qwen3_moe::QWEN3_MOE,
     &qwen3_next::QWEN3_NEXT,
+    &linear_attention::RETNET,
     &bert::ROBERTA,
+    &rwkv6::RWKV6,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,
     &starcoder2::STARCODER2,
@@ -179,7 +186,7 @@ impl ModelConfig {
     }
 }
 
-impl BertConfig {
+impl EncoderConfig {
     /// Is `text`, a `config.json`, one of an encoder?
     ///
     /// # Errors
@@ -302,7 +309,7 @@ mod tests {
                 (config.build(&options).expect("builds").module.graph, tensors)
             }
             FamilyKind::Encoder => {
-                let config = BertConfig::from_json("config.json", text).expect("reads");
+                let config = EncoderConfig::from_json("config.json", text).expect("reads");
                 (config.build(&options).expect("builds").module.graph, usual)
             }
             FamilyKind::ImageClassifier => {

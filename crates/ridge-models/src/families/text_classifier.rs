@@ -1,27 +1,29 @@
 //! Heads that classify whole texts or pairs of them, as cross-encoders rank documents (Nogueira and Cho 2019, "Passage
-//! Re-ranking with BERT", section 3): from the first token's vector to a logit for each label.
+//! Re-ranking with BERT", section 3): from the first token's vector, or the mean of all, to a logit for each label.
 
+use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
 use serde_json::{Map, Value as Json};
 
-use super::blocks::linear;
+use super::blocks::{NormKind, linear};
 use crate::config::Fields;
 use crate::error::Result;
 use crate::model::symbols;
+use crate::pooling::{Pooling, pool};
 
 /// A classifier on an encoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextClassifier {
     /// Labels: columns of its logits.
     pub labels: usize,
     /// Are scores sigmoids of the logits, or the logits themselves?
     pub sigmoid: bool,
-    /// What lies between the first token's vector and the logits.
+    /// What lies between the tokens' vectors and the logits.
     pub(super) inner: InnerLayer,
 }
 
 /// The layer in front of that of the logits: its scope, and that of the logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum InnerLayer {
     /// BERT's pooler, with a hyperbolic tangent.
     Bert,
@@ -29,6 +31,19 @@ pub(super) enum InnerLayer {
     Roberta,
     /// DistilBERT's, with a ReLU.
     Distilbert,
+    /// ModernBERT's, with a norm behind it.
+    ModernBert(ModernHead),
+}
+
+/// What ModernBERT's head has of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ModernHead {
+    /// Is the mean of all tokens classified, and not the first?
+    pub(super) mean: bool,
+    /// Does its first layer have a bias?
+    pub(super) bias: bool,
+    pub(super) activation: Gelu,
+    pub(super) norm: NormKind,
 }
 
 impl InnerLayer {
@@ -37,6 +52,7 @@ impl InnerLayer {
         match self {
             Self::Bert => ["bert.pooler.dense", "classifier"],
             Self::Roberta => ["classifier.dense", "classifier.out_proj"],
+            Self::ModernBert(_) => ["head.dense", "classifier"],
             Self::Distilbert => ["pre_classifier", "classifier"],
         }
     }
@@ -85,11 +101,26 @@ impl TextClassifier {
         let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
         let seqs = Dim::sym(symbols::SEQS);
         let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs.clone() + 1]))?;
-        let first = g.slice(starts, 0, 0, &seqs)?;
-        let first = g.gather(x, first, 0)?;
+        let pooled = match self.inner {
+            InnerLayer::ModernBert(ModernHead { mean: true, .. }) => {
+                let dtype = g.ty(x)?.dtype;
+                let x = g.cast(x, DType::F32)?;
+                let mean = pool(g, Pooling::Mean, x)?;
+                g.cast(mean, dtype)?
+            }
+            _ => {
+                let first = g.slice(starts, 0, 0, &seqs)?;
+                g.gather(x, first, 0)?
+            }
+        };
         let [inner, out] = self.inner.scopes();
-        let h = linear(g, inner, first, hidden, true)?;
+        let bias = !matches!(self.inner, InnerLayer::ModernBert(ModernHead { bias: false, .. }));
+        let h = linear(g, inner, pooled, hidden, bias)?;
         let h = match self.inner {
+            InnerLayer::ModernBert(head) => {
+                let h = g.gelu(h, head.activation)?;
+                head.norm.apply(g, "head.norm", h)?
+            }
             InnerLayer::Bert | InnerLayer::Roberta => g.tanh(h)?,
             InnerLayer::Distilbert => {
                 let zero = g.constant_like(h, 0.0)?;

@@ -16,7 +16,7 @@ use super::convert::{WriteFailure, restored};
 use super::names::checkpoint;
 use super::pooling::pooling;
 use crate::error::Result;
-use crate::families::{BertConfig, ModelConfig};
+use crate::families::{EncoderConfig, ModelConfig};
 use crate::model::BuildOptions;
 use crate::pooling::SentenceConfig;
 use crate::weights;
@@ -38,10 +38,10 @@ pub fn to_folder(
 ) -> Result<()> {
     let config_text = config_json(gguf)?;
     let checkpoint = checkpoint(gguf)?;
-    let tensors = if BertConfig::is_one(gguf.file(), &config_text)? {
-        let config = BertConfig::from_json(gguf.file(), &config_text)?;
+    let tensors = if EncoderConfig::is_one(gguf.file(), &config_text)? {
+        let config = EncoderConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
-        checkpoint.published(&[], &[])
+        config.published(&checkpoint)
     } else {
         let config = ModelConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;

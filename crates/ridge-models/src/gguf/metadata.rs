@@ -2,12 +2,12 @@
 
 use ridge_files::FilesError;
 use ridge_files::gguf::GgufWriter;
-use ridge_graph::ops::{Gelu, llama3_scaling, rope_frequencies};
+use ridge_graph::ops::{llama3_scaling, rope_frequencies};
 
 use super::config::{POOLINGS, yarn_temper};
 use crate::config::RopeScaling;
 use crate::error::{ModelError, Result};
-use crate::families::{BertConfig, GgufEntry, ModelConfig};
+use crate::families::{EncoderConfig, GgufEntry, ModelConfig};
 use crate::source::ModelFiles;
 
 /// Adds what `config` says to what is to be written.
@@ -73,7 +73,14 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
             Some(RopeScaling::Dynamic { .. }) => return refuse("its frequencies are scaled dynamically"),
         }
     }
-    for (name, entry) in config.gguf_metadata().map_err(|problem| no_words(files, problem))? {
+    let entries = config.gguf_metadata().map_err(|problem| no_words(files, problem))?;
+    write_entries(key, entries, to);
+    Ok(())
+}
+
+/// Adds what a family has alone.
+fn write_entries(key: impl Fn(&str) -> String, entries: Vec<(&'static str, GgufEntry)>, to: &mut GgufWriter) {
+    for (name, entry) in entries {
         let key = key(name);
         match entry {
             GgufEntry::U32(value) => to.u32(&key, value),
@@ -82,11 +89,10 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
             GgufEntry::Text(value) => to.text(&key, value),
         }
     }
-    Ok(())
 }
 
 /// Adds what an encoder's `config` says to what is to be written.
-pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut GgufWriter) -> Result<()> {
+pub(super) fn write_encoder(files: &ModelFiles, config: &EncoderConfig, to: &mut GgufWriter) -> Result<()> {
     let Some(mapping) = config.family().and_then(|family| family.gguf.as_ref()) else {
         return Err(no_words(files, "GGUF has no name for its family"));
     };
@@ -107,9 +113,8 @@ pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut Gg
     to.u32("tokenizer.ggml.token_type_count", config.type_vocab_size as u32);
     to.f32(&key(mapping.epsilon_key()), config.norm_eps as f32);
     to.bool(&key("attention.causal"), false);
-    if config.activation != Gelu::Erf {
-        return Err(no_words(files, "its activation is not that of its family"));
-    }
+    let entries = config.gguf_metadata().map_err(|problem| no_words(files, problem))?;
+    write_entries(key, entries, to);
     if let Some(said) = files.sentence_config()? {
         let number = POOLINGS.iter().find(|(_, pooling)| *pooling == said.pooling);
         let (number, _) = number.ok_or_else(|| no_words(files, &format!("it pools by {}", said.pooling)))?;

@@ -11,7 +11,7 @@ use ridge_files::{Checkpoint, Gguf};
 use super::config::config_json;
 use crate::config::DecoderConfig;
 use crate::error::Result;
-use crate::families::{BertConfig, FamilyDefinition, MixRules, ModelConfig, TensorName};
+use crate::families::{EncoderConfig, FamilyDefinition, MixRules, ModelConfig, TensorName};
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ impl From<&DecoderConfig> for Sizes {
     }
 }
 
-impl From<&BertConfig> for Sizes {
-    fn from(config: &BertConfig) -> Self {
+impl From<&EncoderConfig> for Sizes {
+    fn from(config: &EncoderConfig) -> Self {
         let heads = config.num_attention_heads;
         Self {
             layers: config.num_hidden_layers,
@@ -64,7 +64,7 @@ pub(super) fn decoder_rules(config: &ModelConfig) -> Vec<Rule> {
 }
 
 /// As [`decoder_rules`], for an encoder.
-pub(super) fn encoder_rules(config: &BertConfig) -> Vec<Rule> {
+pub(super) fn encoder_rules(config: &EncoderConfig) -> Vec<Rule> {
     let of_family = |family: &FamilyDefinition| {
         let layer: Vec<TensorName> = family.tensors.of_layer().copied().collect();
         rules(family, &layer, &Sizes::from(config))
@@ -128,8 +128,8 @@ const TABLES: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rop
 /// shape.
 pub fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     let text = config_json(gguf)?;
-    let rules = match BertConfig::is_one(gguf.file(), &text)? {
-        true => encoder_rules(&BertConfig::from_json(gguf.file(), &text)?),
+    let rules = match EncoderConfig::is_one(gguf.file(), &text)? {
+        true => encoder_rules(&EncoderConfig::from_json(gguf.file(), &text)?),
         false => decoder_rules(&ModelConfig::from_json(gguf.file(), &text)?),
     };
     let named: std::collections::BTreeMap<&str, &GgufTensor> =

@@ -2,13 +2,21 @@
 //! alone and in a batch without padding.
 
 use crate::common::modules::{ModuleFixture, Step};
-use crate::common::{cpu, relative};
+use crate::common::{cpu, fixtures, relative};
 use ridge_graph::{Bindings, DType, Tensor};
-use ridge_models::symbols;
+use ridge_models::{BuildOptions, EncoderConfig, symbols};
 use ridge_runtime::lower;
 
 /// Every encoder.
-const ENCODERS: [&str; 4] = ["bert", "distilbert", "roberta", "xlm_roberta"];
+const ENCODERS: [&str; 6] = ["bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm_roberta"];
+
+/// Every classifier: is its score a sigmoid?
+const CLASSIFIERS: [(&str, bool); 4] = [
+    ("bert_reranker", true),
+    ("distilbert_classifier", false),
+    ("modernbert_reranker", true),
+    ("xlm_roberta_reranker", true),
+];
 
 /// The fixture, and texts of it.
 pub(crate) struct Bert(pub(crate) ModuleFixture);
@@ -83,20 +91,67 @@ fn hidden_states_are_as_near_to_exact_as_those_of_transformers() {
 
 #[test]
 fn a_text_has_the_same_bits_alone_and_in_a_batch() {
-    let fixture = Bert::open();
-    let (inputs, bindings) = fixture.step(BATCH.0, BATCH.1);
-    let together = fixture.on_cpu(&(inputs.clone(), bindings), "hidden", 2);
-    let first = BATCH.1[0];
-    let alone = inputs.iter().map(|(name, tensor)| {
-        let values = match *name {
-            "query_start" => vec![0, first as i64],
-            _ => tensor.ints()[..first].to_vec(),
+    for name in ENCODERS {
+        let fixture = Bert::named(name);
+        let (inputs, bindings) = fixture.step(BATCH.0, BATCH.1);
+        let together = fixture.on_cpu(&(inputs.clone(), bindings), "hidden", 2);
+        let first = BATCH.1[0];
+        let alone = inputs.iter().map(|(name, tensor)| {
+            let values = match *name {
+                "query_start" => vec![0, first as i64],
+                _ => tensor.ints()[..first].to_vec(),
+            };
+            (*name, Tensor::int(DType::I32, &[values.len()], values))
+        });
+        let bindings = Bindings::new().with(symbols::TOKENS, first).with(symbols::SEQS, 1usize);
+        let alone = fixture.on_cpu(&(alone.collect(), bindings), "hidden", 1);
+        assert_eq!(alone.floats(), &together.floats()[..alone.len()], "{name}");
+    }
+}
+
+#[test]
+fn older_spellings_of_configurations_mean_the_same() {
+    for name in ENCODERS.iter().chain(&CLASSIFIERS.map(|(name, _)| name)) {
+        let graph = |file: &str| {
+            let text = std::fs::read_to_string(fixtures().join("families").join(name).join(file)).expect("a file");
+            let config = EncoderConfig::from_json(file, &text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            config.build(&BuildOptions::default()).expect("builds").module.graph
         };
-        (*name, Tensor::int(DType::I32, &[values.len()], values))
-    });
-    let bindings = Bindings::new().with(symbols::TOKENS, first).with(symbols::SEQS, 1usize);
-    let alone = fixture.on_cpu(&(alone.collect(), bindings), "hidden", 1);
-    assert_eq!(alone.floats(), &together.floats()[..alone.len()]);
+        assert_eq!(graph("config.json"), graph("config_v4.json"), "{name}");
+    }
+}
+
+/// The keys of the code that nomic-embed-text-v1.5 was published with.
+#[test]
+fn nomic_bert_is_read_with_the_keys_of_its_own_code() {
+    let read = |changes: &[(&str, serde_json::Value)]| {
+        let text = r#"{
+            "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0, "bos_token_id": null,
+            "causal": false, "dense_seq_output": true, "embd_pdrop": 0.0, "eos_token_id": null, "fused_bias_fc": true,
+            "fused_dropout_add_ln": true, "initializer_range": 0.02, "layer_norm_epsilon": 1e-12,
+            "max_trained_positions": 2048, "mlp_fc1_bias": false, "mlp_fc2_bias": false, "model_type": "nomic_bert",
+            "n_embd": 32, "n_head": 4, "n_inner": 24, "n_layer": 2, "n_positions": 40, "pad_vocab_size_multiple": 64,
+            "parallel_block": false, "parallel_block_tied_norm": false, "prenorm": false, "qkv_proj_bias": false,
+            "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": false, "rotary_emb_scale_base": null, "rotary_scaling_factor": null,
+            "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "torch_dtype": "float32",
+            "transformers_version": "4.34.0", "type_vocab_size": 2, "use_cache": true, "use_flash_attn": true,
+            "use_rms_norm": false, "use_xentropy": true, "vocab_size": 48
+        }"#;
+        let mut config: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        EncoderConfig::from_json("config.json", &config.to_string())
+    };
+    let text = std::fs::read_to_string(fixtures().join("families/nomic_bert/config.json")).expect("a file");
+    let of_transformers = EncoderConfig::from_json("config.json", &text).expect("reads");
+    let graph = |config: EncoderConfig| config.build(&BuildOptions::default()).expect("builds").module.graph;
+    assert!(graph(read(&[]).expect("reads")) == graph(of_transformers), "the graphs differ");
+    for (key, value) in
+        [("rotary_scaling_factor", 2.0.into()), ("prenorm", true.into()), ("qkv_proj_bias", true.into())]
+    {
+        let error = read(&[(key, value)]).expect_err("is refused").to_string();
+        assert!(error.contains(key), "{error}");
+    }
 }
 
 #[test]
@@ -140,7 +195,7 @@ fn parameters_are_counted() {
 
 #[test]
 fn classifiers_give_the_logits_of_transformers() {
-    for (name, sigmoid) in [("bert_reranker", true), ("xlm_roberta_reranker", true), ("distilbert_classifier", false)] {
+    for (name, sigmoid) in CLASSIFIERS {
         let fixture = Bert::named(name);
         for (prefix, lengths) in [ALONE, BATCH] {
             let step = fixture.step(prefix, lengths);
@@ -156,4 +211,17 @@ fn classifiers_give_the_logits_of_transformers() {
             assert!(relative(scores.floats(), &wanted) < 1e-12, "{name} {prefix}");
         }
     }
+}
+
+#[test]
+fn a_summary_counts_the_pairs_within_windows() {
+    let fixture = Bert::named("modernbert");
+    let ridge_models::Network::Encoder(encoder) = &fixture.network else { panic!("it is an encoder") };
+    let flops = |tokens| {
+        ridge_models::summary::EncoderSummary::new(encoder, tokens).expect("binds all symbols").text.matrix_flops
+    };
+    // Two layers of windows of 5 to each side and one without: from 20 tokens to 21 two times 9 pairs and 41, of 4 operations for
+    // each of 32 elements, beside what each token multiplies.
+    let (a, b, c) = (flops(20), flops(21), flops(22));
+    assert_eq!((c - b) - (b - a), 2 * 4 * 32);
 }

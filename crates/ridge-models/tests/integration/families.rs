@@ -268,7 +268,7 @@ fn two_ranks_compute_what_one_does() {
             // Every rank chooses experts for all tokens, and opens those that all of them take.
             let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end));
             // A mixer with a state is whole on each rank.
-            let mixer = ["mixer", "mamba", "linear_attn", "conv"].iter().any(|scope| {
+            let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer"].iter().any(|scope| {
                 let whole_mixer = |name: &str| name.split('.').any(|part| part == *scope);
                 let cut = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "kv"];
                 whole_mixer(&whole.name)

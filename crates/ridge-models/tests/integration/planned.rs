@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use ridge_graph::{Bindings, Role, passes};
-use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, symbols, with_reached};
+use ridge_graph::{Bindings, Graph, Role, passes};
+use ridge_models::{BuildOptions, Model, ModelConfig, NetworkConfig, PlannedConfig, symbols, with_reached};
 
 fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
@@ -20,8 +20,8 @@ fn model(name: &str) -> Model {
 }
 
 /// Biases by which experts are chosen: transformers keeps them as buffers, which it does not count.
-fn correction_biases(model: &Model) -> u64 {
-    let biases = model.graph.args(Role::Weight).filter(|a| a.name.ends_with("e_score_correction_bias"));
+fn correction_biases(graph: &Graph) -> u64 {
+    let biases = graph.args(Role::Weight).filter(|a| a.name.ends_with("e_score_correction_bias"));
     biases.map(|a| a.ty.shape.elements().as_const().unwrap() as u64).sum()
 }
 
@@ -32,7 +32,7 @@ fn every_config_has_exactly_the_parameters_that_transformers_counts() {
     assert_eq!(counts.len(), std::fs::read_dir(fixtures().join("configs")).unwrap().count());
     for (name, count) in counts {
         let model = model(&name);
-        assert_eq!(model.parameter_count() - correction_biases(&model), count, "{name}");
+        assert_eq!(model.parameter_count() - correction_biases(&model.graph), count, "{name}");
     }
 }
 
@@ -44,11 +44,11 @@ fn has_the_counts_of(file: &str, at_least: usize) {
     let mut wrong = Vec::new();
     for (name, said) in models {
         let want = said["parameters"].as_u64().unwrap();
-        match ModelConfig::from_json(&name, &said["config"].to_string()) {
+        match NetworkConfig::from_json(&name, &said["config"].to_string()) {
             Err(why) => wrong.push(why.to_string()),
             Ok(config) => {
-                let model = config.build(&BuildOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
-                let counted = model.parameter_count() - correction_biases(&model);
+                let network = config.build(&BuildOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+                let counted = network.module().parameter_count() - correction_biases(&network.module().graph);
                 if counted != want {
                     wrong.push(format!("{name} has {counted} parameters instead of {want}"));
                 }

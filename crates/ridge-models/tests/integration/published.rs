@@ -221,3 +221,47 @@ fn language_model_of_a_multimodal_checkpoint_is_read() {
         assert!(copy.weights().expect("loads").names().eq(wanted.iter().map(String::as_str)));
     }
 }
+
+/// The fixture has a tensor for each expert, as transformers saves them; the maker publishes two for all of a layer, within a
+/// multimodal model.
+#[test]
+fn experts_of_qwen3_5_are_read_in_both_published_forms() {
+    let apart = Copy::of("families/qwen3_5_moe", |_| (), |_| ()).weights().expect("reads");
+    let whole = |config: &mut Value| {
+        let text = std::mem::take(config);
+        *config = json!({"model_type": "qwen3_5_moe", "text_config": text, "vision_config": {}});
+    };
+    let fuse = |tensors: &mut Vec<Named>| {
+        let mut all: Vec<Named> = Vec::new();
+        for (name, shape, data) in std::mem::take(tensors) {
+            let Some((layer, expert)) = name.split_once(".mlp.experts.") else {
+                all.push((name.replace("model.", "model.language_model."), shape, data));
+                continue;
+            };
+            let (number, projection) = expert.split_once('.').expect("a number");
+            let number: usize = number.parse().expect("a number");
+            let layer = layer.replace("model.", "model.language_model.");
+            let (fused, place) = match projection.strip_suffix(".weight").expect("a weight") {
+                "gate_proj" => ("gate_up_proj", 2 * number),
+                "up_proj" => ("gate_up_proj", 2 * number + 1),
+                _ => ("down_proj", number),
+            };
+            let (of_fused, parts) = if fused == "down_proj" { (5, 1) } else { (5, 2) };
+            let name = format!("{layer}.mlp.experts.{fused}");
+            let at = all.iter().position(|(known, ..)| *known == name).unwrap_or_else(|| {
+                let size = data.len() * of_fused * parts;
+                all.push((name.clone(), vec![of_fused, parts * shape[0], shape[1]], vec![0; size]));
+                all.len() - 1
+            });
+            all[at].2[place * data.len()..][..data.len()].copy_from_slice(&data);
+        }
+        all.push(("model.visual.patch_embed.bias".into(), vec![1], vec![0; 4]));
+        *tensors = all;
+    };
+    let fused = Copy::of("families/qwen3_5_moe", whole, fuse).weights().expect("reads");
+    assert_eq!(fused.len(), apart.len());
+    for tensor in apart.tensors() {
+        let other = fused.tensor(tensor.name).expect("has it");
+        assert_eq!((other.shape, other.data), (tensor.shape, tensor.data), "{}", tensor.name);
+    }
+}

@@ -42,17 +42,25 @@ pub(super) fn spans(sequence: &Range<usize>, wanted: &Range<usize>) -> impl Iter
 
 /// The keys that queries in `queries` see.
 pub(super) fn keys_of(op: &RaggedAttention, run: &SequenceRun) -> Range<usize> {
-    let end = if op.causal { run.tokens.end } else { run.sequence.end };
     let start = match op.window {
         Some(window) => (run.tokens.start + 1).saturating_sub(window).max(run.sequence.start),
         None => run.sequence.start,
+    };
+    let end = match op.window {
+        _ if op.causal => run.tokens.end,
+        Some(window) => (run.tokens.end - 1).saturating_add(window).min(run.sequence.end),
+        None => run.sequence.end,
     };
     start..end
 }
 
 /// The queries that see keys in `keys`.
 pub(super) fn queries_of(op: &RaggedAttention, run: &SequenceRun) -> Range<usize> {
-    let start = if op.causal { run.tokens.start } else { run.sequence.start };
+    let start = match op.window {
+        _ if op.causal => run.tokens.start,
+        Some(window) => (run.tokens.start + 1).saturating_sub(window).max(run.sequence.start),
+        None => run.sequence.start,
+    };
     let end = match op.window {
         Some(window) => (run.tokens.end - 1).saturating_add(window).min(run.sequence.end),
         None => run.sequence.end,
@@ -62,14 +70,22 @@ pub(super) fn queries_of(op: &RaggedAttention, run: &SequenceRun) -> Range<usize
 
 /// The keys of `span` that `query` may see, as places in it, but for their ids.
 pub(super) fn seen(op: &RaggedAttention, query: usize, span: &Range<usize>) -> Range<usize> {
-    let end = if op.causal { (query + 1).clamp(span.start, span.end) } else { span.end };
+    let end = match op.window {
+        _ if op.causal => (query + 1).clamp(span.start, span.end),
+        Some(window) => query.saturating_add(window).clamp(span.start, span.end),
+        None => span.end,
+    };
     let start = op.window.map_or(span.start, |window| (query + 1).saturating_sub(window).clamp(span.start, end));
     start - span.start..end - span.start
 }
 
 /// The queries of `span` that may see `key`, as places in it, but for their ids.
 pub(super) fn seeing(op: &RaggedAttention, key: usize, span: &Range<usize>) -> Range<usize> {
-    let start = if op.causal { key.clamp(span.start, span.end) } else { span.start };
+    let start = match op.window {
+        _ if op.causal => key.clamp(span.start, span.end),
+        Some(window) => (key + 1).saturating_sub(window).clamp(span.start, span.end),
+        None => span.start,
+    };
     let end = op.window.map_or(span.end, |window| key.saturating_add(window).clamp(start, span.end));
     start - span.start..end - span.start
 }

@@ -19,9 +19,9 @@ use crate::work::{AttentionWork, Work};
 /// output of padding is zero.
 ///
 /// Tokens of a sequence stand in their order, and usually together; documents that are packed into one row of a batch
-/// have ids of their own. A causal token sees none that stand behind it. With a window it sees tokens less than `window`
-/// places before it alone, its own included (Beltagy et al. 2020, "Longformer", section 3.1). With a soft cap each score
-/// `s` is `softcap * tanh(s / softcap)` (Gemma Team 2024, "Gemma 2", section 2).
+/// have ids of their own. A causal token sees none that stand behind it. With a window it sees only tokens less than
+/// `window` places away, its own included (Beltagy et al. 2020, "Longformer", section 3.1). With a soft cap each score `s` is
+/// `softcap * tanh(s / softcap)` (Gemma Team 2024, "Gemma 2", section 2).
 ///
 /// With dropout there are two inputs more: `key`, an I64 scalar, and `heads`, I64 `[heads]`, the number of each query head in
 /// the whole model. Each share of the softmax is then dropped or scaled up by a function of key and place alone
@@ -35,7 +35,7 @@ pub struct RaggedAttention {
     pub scale: f64,
     /// Does a token see only itself and tokens before it?
     pub causal: bool,
-    /// How many places a causal token sees, its own included; 1 or more. All before it if `None`.
+    /// How many places a token sees to each side that it sees, its own included; 1 or more. All if `None`.
     pub window: Option<usize>,
     /// Scores stay within this; above 0.
     pub softcap: Option<f64>,
@@ -109,10 +109,8 @@ impl RaggedAttention {
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(format!("dropout must be at least 0 and below 1, got {}", self.dropout));
         }
-        match self.window {
-            Some(0) => return Err("a window must have 1 place or more".into()),
-            Some(_) if !self.causal => return Err("a window needs causal attention".into()),
-            _ => {}
+        if self.window == Some(0) {
+            return Err("a window must have 1 place or more".into());
         }
         match self.softcap {
             Some(cap) if !(cap.is_finite() && cap > 0.0) => Err(format!("softcap must be above 0, got {cap}")),
@@ -155,15 +153,21 @@ impl RaggedAttention {
         let zero = g.constant(DType::I32, 0.0)?;
         let real = g.ge(of_query, zero)?;
         let mut seen = g.and(same, real)?;
+        if !self.causal && self.window.is_none() {
+            return Ok(seen);
+        }
+        let query = g.iota(rows, 2, DType::I32)?;
+        let key = g.iota(columns, 3, DType::I32)?;
         if self.causal {
-            let query = g.iota(rows, 2, DType::I32)?;
-            let key = g.iota(columns, 3, DType::I32)?;
             let before = g.le(key, query)?;
             seen = g.and(seen, before)?;
-            if let Some(window) = self.window {
-                let window = g.constant(DType::I32, window as f64)?;
-                let end = g.add(key, window)?;
-                let near = g.gt(end, query)?;
+        }
+        if let Some(window) = self.window {
+            let window = g.constant(DType::I32, window as f64)?;
+            let sides = if self.causal { &[[key, query]][..] } else { &[[key, query], [query, key]] };
+            for [from, to] in sides {
+                let end = g.add(*from, window)?;
+                let near = g.gt(end, *to)?;
                 seen = g.and(seen, near)?;
             }
         }
