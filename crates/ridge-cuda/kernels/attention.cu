@@ -6,7 +6,7 @@
 // table wider than the sequence costs nothing. Groups of LANES lanes take a position each, and keep a running maximum,
 // sum and weighted values of their own, which are joined in a fixed order.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
-// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
+// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; WIDE, elements of a lane's load; LANES of a position.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define MASKED -3.0e38f
@@ -38,7 +38,12 @@ __device__ inline float power(float x) {
 
 #if JOIN
 // Numbers: tokens, query heads, spans. A block makes one head of a token.
-extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out, Numbers<3> n) {
+extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out,
+#if SINKS
+    const float* __restrict__ sinks,
+#endif
+    Numbers<3> n
+) {
     __shared__ float weights[SPANS], totals[SPANS];
     others_may_begin();
     after_others();
@@ -61,6 +66,9 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
     for (int s = threadIdx.x; s < spans; s += blockDim.x) weights[s] = power(weights[s] - most);
     __syncthreads();
     for (int s = 0; s < used; ++s) total += totals[s] * weights[s];
+#if SINKS
+    if (total != 0.0f) total += power(sinks[at % n.v[1]] - most);
+#endif
     const float scale = total == 0.0f ? 1.0f : 1.0f / total;
     for (int e = threadIdx.x; e < DIM; e += blockDim.x) {
         float sum = 0.0f;
@@ -72,8 +80,11 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
 #else
 extern "C" __global__ __launch_bounds__(256, 1) void attention(
     const D::Raw* __restrict__ q, const CACHE::Raw* __restrict__ cache, const int* __restrict__ table,
-    const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
-    float* __restrict__ partial, float scale, Numbers<5> n
+    const int* __restrict__ ids, const int* __restrict__ positions,
+#if SINKS
+    const float* __restrict__ sinks,
+#endif
+    D::Raw* __restrict__ out, float* __restrict__ partial, float scale, Numbers<5> n
 ) {
     others_may_begin();
     after_others();
@@ -218,7 +229,12 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
         const float largest = largest_of[h], all = all_of[h];
         const i64 at = token * heads + head + h;
         if (spans == 1) {
-            out[at * DIM + e] = D::store(all == 0.0f ? 0.0f : sum / all);
+#if SINKS
+            const float whole = all + power(sinks[head + h] - largest);
+#else
+            const float whole = all;
+#endif
+            out[at * DIM + e] = D::store(all == 0.0f ? 0.0f : sum / whole);
         } else {
             float* to = partial + (at * spans + span) * (DIM + 2);
             if (e == 0) { to[0] = largest; to[1] = all; }

@@ -8,7 +8,7 @@
 // query heads that share a key head are the rows of a 16-row matrix tile.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 16; SHARE, query heads of a key head; HEADS of a
 // unit, at most 16; BLOCK, tokens of a cache block; PAIRS of q that are rotated on the way, and what `rotate.cuh` takes;
-// WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
+// WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
 // MAX_BLOCKS of the grid. `counters` are zeros, one for each block, and are zeros again in the end. Shared memory holds the
 // rings, or the warps' results, or what weighs the pieces of a unit, and an int for each token and one more.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks.
@@ -60,8 +60,11 @@ struct Division {
 
 extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
-    const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
-    Share* shares, u32* counters, float scale, Numbers<4> n
+    const int* __restrict__ ids, const int* __restrict__ positions,
+#if SINKS
+    const float* __restrict__ sinks,
+#endif
+    D::Raw* __restrict__ out, Share* shares, u32* counters, float scale, Numbers<4> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
     // Steps of all key heads of the tokens before each token.
@@ -303,6 +306,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 result += values[(w * HEADS + h) * DIM + e] * factor;
             }
             if (whole) {
+#if SINKS
+                if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
+#endif
                 out[((i64)token * heads + head + h) * DIM + e] = D::store(sum == 0.0f ? 0.0f : result / sum);
             } else {
                 ((float*)piece->value[h])[e] = result;
@@ -342,6 +348,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                     }
 #pragma unroll
                     for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+#if SINKS
+                    if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
+#endif
                     if (lane == 0) totals[0][h] = sum == 0.0f ? 0.0f : 1.0f / sum;
                 }
                 __syncthreads();

@@ -9,7 +9,7 @@
 // warpgroups multiplies 64 rows: it issues the scores of the next tile, then the values of this one, and takes the next tile's
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
-// block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; FEW: tokens in runs of
+// block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu; FEW: tokens in runs of
 // fewer are left out, 0 for none; LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
 // nothing; CONSUMERS; STAGES. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks. For other architectures it is empty, and is not launched.
@@ -124,6 +124,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     const __grid_constant__ TensorMap values, const int* __restrict__ scattered,
 #endif
     const int* __restrict__ table, const int* __restrict__ ids, const int* __restrict__ positions,
+#if SINKS
+    const float* __restrict__ sinks,
+#endif
     D::Raw* __restrict__ out,
 #if LSE
     float* __restrict__ lse,
@@ -439,6 +442,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
             for (int y = 0; y < 2; ++y) {
                 total[y] += __shfl_xor_sync(~0u, total[y], 1);
                 total[y] += __shfl_xor_sync(~0u, total[y], 2);
+#if SINKS
+                if (total[y] != 0.0f)
+                    total[y] += power(sinks[head] * LOG2E - most[y] * (SOFTCAP ? LOG2E : scale * LOG2E));
+#endif
                 const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
                 const i64 row = (i64)(token + first_row + 8 * y) * heads + head;
 #pragma unroll

@@ -4,7 +4,7 @@
 // memory, COLUMNS positions at a time, the next while these are multiplied. Tokens of several sequences may meet in a
 // block: it goes through the sequences one after another.
 // Defines: D, a 16-bit float, of q, cache and result; DIM; SHARE, query heads of a key head; BLOCK, tokens of a cache
-// block; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP.
+// block; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks.
 
 #define WARPS 8
@@ -25,7 +25,11 @@ __device__ inline float power(float x) {
 
 extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_tiles(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
-    const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out, float scale, Numbers<4> n
+    const int* __restrict__ ids, const int* __restrict__ positions,
+#if SINKS
+    const float* __restrict__ sinks,
+#endif
+    D::Raw* __restrict__ out, float scale, Numbers<4> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
     __shared__ int row_id[ROWS], row_position[ROWS];
@@ -191,6 +195,10 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_tiles(
     for (int y = 0; y < 2; ++y) {
         total[y] += __shfl_xor_sync(0xffffffffu, total[y], 1);
         total[y] += __shfl_xor_sync(0xffffffffu, total[y], 2);
+#if SINKS
+        const float sink_factor = (SOFTCAP ? 1.0f : scale) * 1.44269504088896340736f;
+        if (total[y] != 0.0f) total[y] += power(sinks[head] * 1.44269504088896340736f - most[y] * sink_factor);
+#endif
         const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
         if (mine[y] >= count) continue;
         D::Raw* to = out + ((token + mine[y]) * heads + head) * DIM;

@@ -39,10 +39,12 @@ extern "C" __global__ void amax_of(const D::Raw* __restrict__ x, u32* __restrict
 }
 
 extern "C" __global__ void quantize_all(
-    const D::Raw* __restrict__ x, const u32* __restrict__ amax, u8* __restrict__ codes, float* __restrict__ scales, Numbers<1> n
+    const D::Raw* __restrict__ x, const volatile u32* amax, u8* __restrict__ codes, float* __restrict__ scales, Numbers<1> n
 ) {
     others_may_begin();
     after_others();
+    // Volatile: the compiler moves a plain load of a constant address to before the wait, and would read what the launch before
+    // has not written yet.
     const float most = __uint_as_float(amax[0]), scale = scale_of(most);
     if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)

@@ -13,10 +13,10 @@ use crate::page::{self, HTML, SCRIPT, STYLE};
 
 /// Path, type and content.
 const FILES: [(&str, &str, &str); 5] = [
-    ("/", HTML, include_str!("../page/run.html")),
+    ("/", HTML, include_str!("../page_of_run/index.html")),
     ("/page/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
     ("/page/style.css", STYLE, include_str!("../page/style.css")),
-    ("/page/run.js", SCRIPT, include_str!("../page/run.js")),
+    ("/page/run.js", SCRIPT, include_str!("../page_of_run/run.js")),
     ("/page/chart.js", SCRIPT, include_str!("../page/chart.js")),
 ];
 

@@ -34,17 +34,25 @@ pub(super) const TILES: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_tiles.cu")).with_tiles().early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    let entry = CudaKernelEntry::new;
     let entries = [
-        CudaKernelEntry::new(
-            "attention",
-            "attention(q, kv, block_table, seq_ids, positions)",
-            |body| supports(body, 1),
-            make,
-        ),
-        CudaKernelEntry::new(
+        entry("attention", "attention(q, kv, block_table, seq_ids, positions)", |body| supports(body, 1, false), make),
+        entry(
             "rope_attention",
             "attention(rope(q, positions), kv, block_table, seq_ids, positions)",
-            |body| supports(body, 2),
+            |body| supports(body, 2, false),
+            make,
+        ),
+        entry(
+            "attention_sinks",
+            "attention(q, kv, block_table, seq_ids, positions, sinks)",
+            |body| supports(body, 1, true),
+            make,
+        ),
+        entry(
+            "rope_attention_sinks",
+            "attention(rope(q, positions), kv, block_table, seq_ids, positions, sinks)",
+            |body| supports(body, 2, true),
             make,
         ),
     ];
@@ -52,12 +60,14 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     entries.map(CudaKernelEntry::numerics_by_extents).into()
 }
 
-/// What a block holds of its heads fits into shared memory.
-fn supports(body: &Function, kv: usize) -> bool {
+/// What a block holds of its heads fits into shared memory; what is behind the positions is `sinks` or nothing.
+fn supports(body: &Function, kv: usize, sinks: bool) -> bool {
+    // Chunks have no kernel yet, nor have slopes, and scales of codes, which are further inputs.
+    let plain = composite::<PagedAttention>(body).is_some_and(|op| !op.chunked && !op.slopes && op.sinks == sinks);
+    let codes = body.args[kv].ty.dtype == DType::I8;
     let kv = &body.args[kv].ty.shape.0;
-    // Chunks have no kernel yet; slopes and sinks are further inputs, which the patterns have not.
-    let plain = composite::<PagedAttention>(body).is_some_and(|op| !op.chunked);
     plain
+        && !codes
         && kv[2].as_const().is_some_and(|heads| heads > 0)
         && kv[4].as_const().is_some_and(|dim| (1..=MOST).contains(&dim))
 }
@@ -125,12 +135,14 @@ impl AttentionCall<'_> {
             ("WINDOW", self.op.window.map_or(0, |w| w.min(i32::MAX as usize)).to_string()),
             ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
+            ("SINKS", u8::from(self.op.sinks).to_string()),
         ]
     }
 
-    /// q, then cache, block table, rows of it, positions.
+    /// q, then cache, block table, rows of it, positions, and sinks if there are such.
     fn inputs(&self, q: OperandSlot) -> Vec<LaunchArg> {
-        std::iter::once(LaunchArg::Pointer(q, 0)).chain((self.first..self.first + 4).map(input)).collect()
+        let inputs = self.first..self.first + 4 + usize::from(self.op.sinks);
+        std::iter::once(LaunchArg::Pointer(q, 0)).chain(inputs.map(input)).collect()
     }
 
     /// q rotated to scratch memory, once rather than by each block that meets it, and where it is then; q itself without a
@@ -195,7 +207,7 @@ impl AttentionCall<'_> {
             groups: self.block / 8,
         };
         let mut args = vec![q_rows, cache];
-        args.extend((self.first + 1..self.first + 4).map(input));
+        args.extend((self.first + 1..self.first + 4 + usize::from(self.op.sinks)).map(input));
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
         let items = self.tokens.div_ceil(rows) * self.heads;
@@ -268,7 +280,7 @@ impl AttentionCall<'_> {
 
     /// Does [`AttentionCall::latent`] take this cache?
     fn fits_latent(&self) -> bool {
-        let plain = self.op.window.is_none() && self.op.softcap.is_none();
+        let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.op.sinks;
         let numbered = self.blocks * self.keys * self.block <= i32::MAX as usize;
         let cores = matches!(self.dtype, DType::BF16 | DType::F16) && self.cache == self.dtype;
         self.sides == 1 && plain && numbered && cores && self.dim.is_multiple_of(64)
@@ -320,7 +332,9 @@ impl AttentionCall<'_> {
         if spans > 1 {
             let rows = self.tokens * self.heads;
             let numbers = numbers(&[self.tokens, self.heads, spans]);
-            let args = vec![LaunchArg::Pointer(OperandSlot::Scratch, used), output(0), numbers];
+            let mut args = vec![LaunchArg::Pointer(OperandSlot::Scratch, used), output(0)];
+            args.extend(self.op.sinks.then(|| input(self.first + 4)));
+            args.push(numbers);
             let threads = self.dim.next_multiple_of(32).min(1024) as u32;
             let source = source("attention_join", &[defines, &self.of_spans(1)].concat(), &ATTENTION);
             kernel.actions.extend(grid(source, [rows, 1, 1], threads, args)?.actions);

@@ -338,14 +338,12 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     const SLOPES: [bool; 3] = [false, true, false];
     const SINKS: [bool; 3] = [false, false, true];
     // With one side.
-    let one_sided: [Case<'_>; 7] = [
+    let one_sided: [Case<'_>; 5] = [
         (&[(0, 20), (7, 1)], 2, 4, 1, 4, 1, 16, dtype, None, None),
         (&[(33, 1), (63, 1), (64, 1), (0, 5)], 1, 16, 0, 16, 1, 36, dtype, None, None),
         (&[(5, 2), (0, 9)], 0, 16, 0, 4, 2, 8, dtype, None, None),
         (&[(33, 12), (530, 1)], 1, 16, 0, 16, 1, 96, DType::BF16, None, None),
         (&[(33, 2), (20, 17)], 0, 16, 0, 8, 1, 32, DType::I8, None, None),
-        (&[(70, 3), (0, 9), (530, 1)], 1, 16, 0, 20, 1, 64, dtype, None, None),
-        (&[(130, 1)], 0, 8, 1, 8, 2, 192, dtype, None, None),
     ];
     // The same, and whether there are chunks, slopes and sinks.
     let more: [(Case<'_>, [bool; 3]); 9] = [
@@ -380,9 +378,20 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (&[(0, 20), (7, 1)], 3, 4, 1, 4, 2, 33, DType::I8, Some(5), None),
         (&[(120, 30)], 0, 32, 0, 4, 1, 32, DType::I8, None, None),
     ];
+    // Wide heads, of random numbers of their own, so that those of the others stay.
+    let wide: [(Case<'_>, [bool; 3], usize); 4] = [
+        ((&[(0, 40), (70, 1)], 1, 16, 0, 8, 1, 64, dtype, Some(30), None), SINKS, 2),
+        ((&[(600, 1), (130, 1)], 0, 16, 0, 8, 2, 64, dtype, None, None), SINKS, 2),
+        ((&[(70, 3), (0, 9), (530, 1)], 1, 16, 0, 20, 1, 64, dtype, None, None), PLAIN, 1),
+        ((&[(130, 1)], 0, 8, 1, 8, 2, 192, dtype, None, None), PLAIN, 1),
+    ];
     let mut samples = Vec::new();
     let all = cases.into_iter().map(|case| (case, PLAIN)).chain(more).map(|(case, kinds)| (case, kinds, 2));
-    for (case, [chunked, slopes, sinks], sides) in all.chain(one_sided.into_iter().map(|case| (case, PLAIN, 1))) {
+    let all: Vec<_> = all.chain(one_sided.into_iter().map(|case| (case, PLAIN, 1))).collect();
+    let before = all.len();
+    let mut of_wide = Rng::new(23);
+    for (nth, (case, [chunked, slopes, sinks], sides)) in all.into_iter().chain(wide).enumerate() {
+        let rng = if nth < before { &mut *rng } else { &mut of_wide };
         let (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) = case;
         let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, spare);
         let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));

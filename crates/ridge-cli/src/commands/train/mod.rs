@@ -30,7 +30,7 @@ Examples:
   ridge train run.toml                             trains as configured
   ridge train run.toml --checkpoint.resume auto    from the last checkpoint
   ridge train run.toml --train.steps 100           overrides the steps
-  ridge train run.toml --dry-run                   settings, predicted memory, precision of ops
+  ridge train run.toml --dry-run                   shows memory and precision
 
 Exit codes: 0 done or stopped by a signal, 1 failed, 2 usage error.")]
 pub(crate) struct TrainArgs {
