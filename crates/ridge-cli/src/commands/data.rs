@@ -25,7 +25,7 @@ Examples:
   ridge data corpus/ -o shards --tokenizer DIR          with a model's tokenizer
   ridge data a.jsonl -o shards --duplicates near        without near duplicates
   ridge data corpus/ -o shards --gopher                 with Gopher's filters
-  ridge data corpus/ -o shards --held-out eval.jsonl    without what a model is evaluated on
+  ridge data corpus/ -o shards --held-out eval.jsonl    without evaluation data
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct DataArgs {
