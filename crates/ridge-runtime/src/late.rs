@@ -24,8 +24,10 @@ pub struct Late {
 #[derive(Default)]
 struct StepQueue {
     order: StepOrder,
-    /// In the order of submission.
+    /// In the order of submission. Locked while steps are submitted, so nothing else is locked while this is.
     steps: Mutex<VecDeque<Arc<Mutex<LateStep>>>>,
+    /// Whoever runs steps.
+    runs: Mutex<()>,
 }
 
 /// A bucket of the other backend, which runs one step at a time.
@@ -81,10 +83,11 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Runs queued steps, in order, until `until` is done; all of them without it. A held step is the last in the queue, and
-/// stays there. The queue stays locked meanwhile, so that whoever finds it empty knows that every step has run.
+/// stays there. One thread at a time runs steps, so that whoever finds none knows that every step has run.
 fn drain(queue: &StepQueue, until: Option<&Arc<Mutex<LateStep>>>) {
-    let mut steps = lock(&queue.steps);
-    while let Some(step) = steps.front().cloned() {
+    let _alone = lock(&queue.runs);
+    loop {
+        let Some(step) = lock(&queue.steps).front().cloned() else { return };
         {
             let step = &mut *lock(&step);
             if step.held {
@@ -92,7 +95,7 @@ fn drain(queue: &StepQueue, until: Option<&Arc<Mutex<LateStep>>>) {
             }
             step.run(&queue.order);
         }
-        steps.pop_front();
+        lock(&queue.steps).pop_front();
         if until.is_some_and(|u| Arc::ptr_eq(u, &step)) {
             return;
         }
