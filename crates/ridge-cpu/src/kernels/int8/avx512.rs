@@ -34,8 +34,8 @@ use crate::simd;
 /// Rows of x that share a load of the weight's codes.
 const ABREAST: usize = 4;
 
-/// Rows of x for which blocks are taken apart anew: that takes less time than writing what they are.
-const ANEW: usize = 3;
+/// The most rows of x that take blocks apart each for itself: that takes less time than storing what they hold.
+const ROW_BY_ROW: usize = 3;
 
 /// What products with some rows of x need of their sums.
 #[repr(C, align(64))]
@@ -74,7 +74,7 @@ unsafe impl crate::bytes::Pod for GroupOfX {}
 
 /// Bytes that [`multiply`] works in.
 pub(super) fn room(x: &CodeLayout) -> usize {
-    size_of::<Avx512Room>() + if x.rows <= ANEW { x.rows * x.groups() * size_of::<GroupOfX>() } else { 0 }
+    size_of::<Avx512Room>() + if x.rows <= ROW_BY_ROW { x.rows * x.groups() * size_of::<GroupOfX>() } else { 0 }
 }
 
 /// The products of `rows` of the weight with the rows of `x`, one row of x after another.
@@ -100,10 +100,10 @@ pub(super) fn multiply<B: Wide>(
     let width = rows.len();
     let out = &mut out[..x.layout.rows * width];
     out.fill(0.0);
-    if B::TAKEN_TOGETHER && x.layout.rows <= ANEW {
+    if B::TAKEN_TOGETHER && x.layout.rows <= ROW_BY_ROW {
         let of_x = &mut cast::<GroupOfX>(of_rows)[..x.layout.rows * x.layout.groups()];
         // SAFETY: the instructions are there, and rows are inside of the weight.
-        unsafe { anew::<B>(weight, &rows, x, room, of_x, out) };
+        unsafe { row_by_row::<B>(weight, &rows, x, room, of_x, out) };
         return;
     }
     // Few rows of x wait for memory, which is read as few rows of the weight at a time as possible.
@@ -122,12 +122,12 @@ pub(super) fn multiply<B: Wide>(
     }
 }
 
-/// Adds the products of `rows` of the weight with the rows of x to `out`; for each row of x blocks are taken apart anew.
+/// Adds the products of `rows` of the weight with the rows of x to `out`; each row of x takes the blocks apart for itself.
 ///
 /// # Safety
 /// There is AVX-512 VNNI, and rows are inside of the weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn anew<B: Wide>(
+unsafe fn row_by_row<B: Wide>(
     weight: &CodeWeight<'_>,
     rows: &Range<usize>,
     x: &ActivationCodes<'_>,
