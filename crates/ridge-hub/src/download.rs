@@ -28,6 +28,16 @@ pub(crate) struct Downloads<'a> {
     pub(crate) given_up: AtomicBool,
 }
 
+/// How the download of a file ended.
+#[derive(PartialEq)]
+enum Downloaded {
+    /// The content is in place.
+    Whole,
+    /// What an earlier command had left was not the start of this content. It is deleted: a download from the first
+    /// byte on may still succeed.
+    OnWrongBytes,
+}
+
 const BUFFER: usize = 1 << 18;
 /// How often a request for content may fail one after the other: 15 seconds of waiting.
 const ATTEMPTS: u32 = 5;
@@ -45,7 +55,9 @@ impl Downloads<'_> {
             // Another process may download the same: then this one waits and finds it.
             let _held = lock_file(&lock)?;
             if !is_there() {
-                self.download(file, &blob)?;
+                if self.download(file, &blob)? == Downloaded::OnWrongBytes {
+                    self.download(file, &blob)?;
+                }
                 downloaded = true;
             }
         }
@@ -56,7 +68,7 @@ impl Downloads<'_> {
         Ok(downloaded)
     }
 
-    fn download(&self, file: &RemoteFile, blob: &Path) -> Result<()> {
+    fn download(&self, file: &RemoteFile, blob: &Path) -> Result<Downloaded> {
         let incomplete = blob.with_file_name(format!("{}.incomplete", file.checksum.digits()));
         let io = |action| move |cause| HubError::Io { path: PathBuf::new(), action, cause };
         let named = |error: HubError| match error {
@@ -67,6 +79,7 @@ impl Downloads<'_> {
         let mut out = open().map_err(io("write the download")).map_err(named)?;
         let mut hash = Hash::new(file);
         let mut size = self.read_again(file, &mut out, &mut hash).map_err(io("read the download")).map_err(named)?;
+        let mut continued = size;
         let path = format!("{}/resolve/{}/{}", self.model.id(), self.commit, escaped(&file.path));
         let mut attempts = Attempts::of(ATTEMPTS);
         while size < file.size {
@@ -76,7 +89,7 @@ impl Downloads<'_> {
                         // The server sends the whole file only.
                         out.set_len(0).map_err(io("write the download")).map_err(named)?;
                         self.done.fetch_sub(size, Ordering::Relaxed);
-                        (size, hash) = (0, Hash::new(file));
+                        (size, continued, hash) = (0, 0, Hash::new(file));
                     }
                     let before = size;
                     let failure = self.append(content, file, &mut out, &mut hash, &mut size).map_err(named)?;
@@ -96,10 +109,14 @@ impl Downloads<'_> {
         if is != file.checksum.digits() {
             self.done.fetch_sub(size, Ordering::Relaxed);
             std::fs::remove_file(&incomplete).map_err(io("delete the download")).map_err(named)?;
+            if continued > 0 {
+                return Ok(Downloaded::OnWrongBytes);
+            }
             let (file, should) = (file.path.clone(), file.checksum.digits().to_owned());
             return Err(HubError::Checksum { file, is, should });
         }
-        std::fs::rename(&incomplete, blob).map_err(io("rename the download")).map_err(named)
+        std::fs::rename(&incomplete, blob).map_err(io("rename the download")).map_err(named)?;
+        Ok(Downloaded::Whole)
     }
 
     /// Hashes what an earlier attempt left. More than the file has is deleted.

@@ -119,6 +119,20 @@ fn a_download_continues_what_an_earlier_command_left() {
 }
 
 #[test]
+fn a_file_is_downloaded_anew_if_an_earlier_command_left_wrong_bytes() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = HubServer::start(MODEL, files(), HubFaults::default());
+    let settings = settings(&server, cache.path());
+    let pulled = pull(&request(), &settings, &mut ()).unwrap();
+    let blob = pulled.folder.join("model-00001-of-00002.safetensors").canonicalize().unwrap();
+    std::fs::remove_file(&blob).unwrap();
+    std::fs::write(blob.with_extension("incomplete"), vec![7; 123_456]).unwrap();
+    let again = pull(&request(), &settings, &mut ()).unwrap();
+    assert_eq!(again.downloaded, 1);
+    assert_complete(&again);
+}
+
+#[test]
 fn a_server_that_is_busy_is_asked_again() {
     let cache = tempfile::tempdir().unwrap();
     let server = HubServer::start(MODEL, files(), HubFaults { unavailable: 3, ..HubFaults::default() });
