@@ -16,10 +16,8 @@ const REPLACEMENT: char = '\u{fffd}';
 /// token at least one, so the window then either walks from one character's middle to the next one's, or holds bytes
 /// that will never be text.
 const MAX_WINDOW: usize = 32;
-/// What is kept of a window that is shortened.
+/// What is kept at least of a window that is shortened.
 const KEPT: usize = 8;
-/// An incomplete character has at most three bytes, each of which decoders may show as one replacement.
-const MAX_INCOMPLETE: usize = 3;
 
 /// Decodes ids that come one at a time; made by [`Tokenizer::stream_decoder`].
 ///
@@ -129,21 +127,18 @@ impl StreamDecoder {
         Ok(())
     }
 
-    /// Shortens a window whose text ends in replacements, and returns them if they can no longer become text.
+    /// Shortens a window whose text ends in replacements, and returns what can no longer become other text.
     fn shorten(&mut self, text: String) -> Result<String> {
-        let tail = text.strip_prefix(self.shown.as_str());
-        if let Some(tail) = tail
-            && tail.chars().count() <= MAX_INCOMPLETE
-        {
-            let kept = &self.window[self.window.len() - KEPT..];
-            let kept_text = self.decode(kept)?;
-            if let Some(shown) = kept_text.strip_suffix(tail)
-                && !shown.is_empty()
-            {
-                self.shown = shown.to_owned();
-                self.window = kept.to_vec();
-                self.settled = 0;
-                return Ok(String::new());
+        // Where both sides of a cut make up the text, no character crosses the cut: the halves of one, or of what
+        // could have become one, are more replacements than the whole.
+        for kept in KEPT..self.window.len() {
+            let (before, after) = self.window.split_at(self.window.len() - kept);
+            let (before_text, after_text) = (self.decode(before)?, self.decode(after)?);
+            if !after_text.is_empty() && text.strip_prefix(&before_text) == Some(&after_text) {
+                let new = before_text.strip_prefix(&self.shown).unwrap_or("").to_owned();
+                self.shown = self.shown.strip_prefix(&before_text).unwrap_or("").to_owned();
+                (self.window, self.settled) = (after.to_vec(), 0);
+                return Ok(new);
             }
         }
         let rest = self.beyond_shown(&text)?;

@@ -302,6 +302,18 @@ fn decoder_that_strips_too_much_is_an_error_and_no_panic() {
     assert!(tokenizer.stream_decoder(true).push(id).is_err());
 }
 
+#[test]
+fn a_character_is_complete_after_any_number_of_others_that_are_not() {
+    let tokenizer = byte_level(&[b"a", b"\xE4", b"\xB8", b"\xAD", b"\xF0\x9F", b"\x98\x80"]);
+    for (start, end) in [(1, vec![2, 3]), (4, vec![5])] {
+        for starts in 0..100 {
+            let ids: Vec<u32> = std::iter::repeat_n(start, starts).chain(end.clone()).chain([0]).collect();
+            let pieces = stream(&tokenizer, &ids, true);
+            assert_eq!(pieces.concat(), tokenizer.decode(&ids, true).unwrap(), "{starts} of {start}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn stream_of_any_text_equals_its_whole_decode(text in "\\PC{0,40}|[ a-c▁é中😀]{0,60}") {
