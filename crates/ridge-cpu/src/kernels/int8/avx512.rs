@@ -251,17 +251,12 @@ unsafe fn columns<B: Wide, const C: usize>(
                 }
             }
         }
-        let mut row = 0;
-        while row < x.layout.rows {
-            let part = Part { group, elements: elements.clone(), width, columns: rows.len() };
-            // SAFETY: what is multiplied was unpacked just now.
-            row += unsafe {
-                match x.layout.rows - row {
-                    1 => abreast::<B, 1, C>(&part, x, row, room, out),
-                    2 | 3 => abreast::<B, 2, C>(&part, x, row, room, out),
-                    _ => abreast::<B, ABREAST, C>(&part, x, row, room, out),
-                }
-            };
+        let part = Part { group, elements, width, columns: rows.len() };
+        // SAFETY: what is multiplied was unpacked just now.
+        unsafe {
+            let row = abreast::<B, ABREAST, C>(&part, x, 0, room, out);
+            let row = abreast::<B, 2, C>(&part, x, row, room, out);
+            abreast::<B, 1, C>(&part, x, row, room, out);
         }
     }
 }
@@ -310,50 +305,56 @@ fn sums_of<B: Interleaved>(sums: &[f32], to: &mut [f32; SIDE], begin: &mut [i32;
     }
 }
 
-/// Adds the products of a part that is unpacked with `N` rows of x from row `first` on. Gives how many.
+/// Adds the products of a part that is unpacked with the rows of x from row `first` on to `out`, `N` at a time. Gives the
+/// first row that is left, of fewer than `N`.
 ///
 /// # Safety
 /// There is AVX-512 VNNI.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn abreast<B: Interleaved, const N: usize, const C: usize>(
     part: &Part,
     x: &ActivationCodes<'_>,
-    first: usize,
+    mut first: usize,
     room: &mut Avx512Room,
     out: &mut [f32],
 ) -> usize {
     let Avx512Room { unpacked, of_x } = room;
-    let (mut codes, mut scales): ([&[[i8; 4]]; N], _) = ([&[]; N], [0f32; N]);
-    for nth in 0..N {
-        let row = first + nth;
-        codes[nth] = x.codes(row)[part.elements.clone()].as_chunks().0;
-        scales[nth] = x.scales(row)[part.group];
-        let sums = &x.sums(row)[part.elements.start / SUMMED..part.elements.end / SUMMED];
-        sums_of::<B>(sums, &mut of_x.sums[nth], &mut of_x.begin[nth]);
-    }
-    // SAFETY: by the caller's promise.
-    let sums = unsafe { products::<B, N, C>(unpacked, codes, of_x) };
-    for nth in 0..N {
-        let to = &mut out[(first + nth) * part.width..];
-        let scale = _mm512_set1_ps(scales[nth]);
-        for c in 0..C {
-            let lanes = SIDE.min(part.columns - c * SIDE);
-            let to = &mut to[c * SIDE..][..lanes];
-            // SAFETY: as many floats as are read and written.
-            unsafe {
-                if lanes == SIDE {
-                    let total = _mm512_loadu_ps(to.as_ptr());
-                    _mm512_storeu_ps(to.as_mut_ptr(), _mm512_fmadd_ps(sums[nth][c], scale, total));
-                } else {
-                    let mask = (1u16 << lanes) - 1;
-                    let total = _mm512_maskz_loadu_ps(mask, to.as_ptr());
-                    _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, _mm512_fmadd_ps(sums[nth][c], scale, total));
+    // Of a number that the compiler knows it unrolls the loop over what shares a scale whole, and spills its registers.
+    let elements = std::hint::black_box(part.elements.clone());
+    while first + N <= x.layout.rows {
+        let (mut codes, mut scales): ([&[[i8; 4]]; N], _) = ([&[]; N], [0f32; N]);
+        for nth in 0..N {
+            let row = first + nth;
+            codes[nth] = x.codes(row)[elements.clone()].as_chunks().0;
+            scales[nth] = x.scales(row)[part.group];
+            let sums = &x.sums(row)[elements.start / SUMMED..elements.end / SUMMED];
+            sums_of::<B>(sums, &mut of_x.sums[nth], &mut of_x.begin[nth]);
+        }
+        // SAFETY: by the caller's promise.
+        let sums = unsafe { products::<B, N, C>(unpacked, codes, of_x) };
+        for nth in 0..N {
+            let to = &mut out[(first + nth) * part.width..];
+            let scale = _mm512_set1_ps(scales[nth]);
+            for c in 0..C {
+                let lanes = SIDE.min(part.columns - c * SIDE);
+                let to = &mut to[c * SIDE..][..lanes];
+                // SAFETY: as many floats as are read and written.
+                unsafe {
+                    if lanes == SIDE {
+                        let total = _mm512_loadu_ps(to.as_ptr());
+                        _mm512_storeu_ps(to.as_mut_ptr(), _mm512_fmadd_ps(sums[nth][c], scale, total));
+                    } else {
+                        let mask = (1u16 << lanes) - 1;
+                        let total = _mm512_maskz_loadu_ps(mask, to.as_ptr());
+                        _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, _mm512_fmadd_ps(sums[nth][c], scale, total));
+                    }
                 }
             }
         }
+        first += N;
     }
-    N
+    first
 }
 
 /// What the products of `16 C` rows of the weight with `N` of x stand for but for the scales of x.
