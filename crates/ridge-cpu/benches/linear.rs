@@ -69,6 +69,8 @@ fn cases() -> Vec<Case> {
         codes("in L2, 512 columns, q6_k int8 x64", "q6_k", 64, 2048, 512, 1),
         codes("in L2, 32 columns, q8_0 int8 x4", "q8_0", 4, 2048, 32, 1),
         codes("in L2, 32 columns, q4_k int8 x4", "q4_k", 4, 2048, 32, 1),
+        codes("in L2, 32 columns, q8_0 int8 x8", "q8_0", 8, 2048, 32, 1),
+        codes("in L2, 32 columns, q4_k int8 x8", "q4_k", 8, 2048, 32, 1),
         Case { x: bf16, ..case("in L2, 16 columns, bf16 by bf16 x128", 128, 2048, 16, bf16, 1) },
         Case { x: bf16, ..case("in L2, 64 columns, bf16 by bf16", 1, 2048, 64, bf16, 1) },
         case("in L2, 32 columns, f32 x64", 64, 1024, 32, f32, 1),

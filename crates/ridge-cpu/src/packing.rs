@@ -22,7 +22,7 @@ pub(crate) enum Packing {
     /// 16 rows word by word (`interleave.rs`), in blocks of so many elements and bytes.
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
-        expect(dead_code, reason = "only AVX-512 and NEON have weights so")
+        expect(dead_code, reason = "only AVX2 and NEON have weights so")
     )]
     Words([usize; 2]),
 }
@@ -60,7 +60,9 @@ impl Packing {
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Bf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Vnni | Isa::Avx512Bf16, Some(format), _) => block(format).map(Self::Words),
+            (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16, Some(format), _) => {
+                block(format).map(Self::Words)
+            }
             #[cfg(target_arch = "aarch64")]
             (Isa::NeonBf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "aarch64")]

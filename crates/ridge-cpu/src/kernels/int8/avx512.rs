@@ -270,13 +270,13 @@ unsafe fn columns<B: Wide, const C: usize>(
 unsafe fn unpack<B: Interleaved>(rows: impl EightRows, elements: usize, to: &mut WideCodes, lane: usize) {
     for block in 0..elements / B::ELEMENTS {
         let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
-        let to = InterleavedPlace::<B, SIDE>::new(
+        let mut to = InterleavedPlace::<B, SIDE>::new(
             to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
             to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
             to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
         );
         // SAFETY: by the caller's promise, and `to` has room for eight lanes of a block.
-        unsafe { B::unpack(rows.after(block * B::BYTES), to) };
+        unsafe { B::unpack(rows.after(block * B::BYTES), &mut to) };
     }
 }
 

@@ -54,6 +54,19 @@ pub(super) trait Multiply {
     ) -> [Floats; N];
 }
 
+/// # Panics
+/// Where the rows are not inside of the weight, or it is not of this format or not as wide as x.
+pub(super) fn check<B: Interleaved>(weight: &CodeWeight<'_>, rows: &Range<usize>, x: &ActivationCodes<'_>) {
+    assert!(match weight.interleaved {
+        Some(interleaving) => {
+            rows.start.is_multiple_of(SIDE) && interleaving.bytes(rows.end) <= weight.data.len()
+        }
+        None => rows.end * weight.stride() <= weight.data.len(),
+    });
+    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
+}
+
 /// The products of `rows` of the weight with the rows of `x`, one row of x after another.
 ///
 /// # Safety
@@ -66,14 +79,7 @@ pub(super) unsafe fn multiply<B: Interleaved, M: Multiply>(
     out: &mut [f32],
 ) {
     let room = &mut cast::<ColumnRoom>(room)[0];
-    assert!(match weight.interleaved {
-        Some(interleaving) => {
-            rows.start.is_multiple_of(SIDE) && interleaving.bytes(rows.end) <= weight.data.len()
-        }
-        None => rows.end * weight.stride() <= weight.data.len(),
-    });
-    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
-    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
+    check::<B>(weight, &rows, x);
     let width = rows.len();
     let out = &mut out[..x.layout.rows * width];
     out.fill(0.0);
@@ -150,7 +156,7 @@ unsafe fn columns<B: Interleaved, M: Multiply>(
 unsafe fn unpack<B: Interleaved>(rows: impl EightRows, elements: usize, to: &mut InterleavedCodes) {
     for block in 0..elements / B::ELEMENTS {
         // SAFETY: by the caller's promise.
-        unsafe { B::unpack(rows.after(block * B::BYTES), InterleavedPlace::of_block(to, block)) };
+        unsafe { B::unpack(rows.after(block * B::BYTES), &mut InterleavedPlace::of_block(to, block)) };
     }
 }
 

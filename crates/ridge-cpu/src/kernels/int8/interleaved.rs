@@ -35,14 +35,6 @@ pub(super) struct InterleavedPlace<B, const LANES: usize> {
     of: PhantomData<B>,
 }
 
-impl<B, const LANES: usize> Clone for InterleavedPlace<B, LANES> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B, const LANES: usize> Copy for InterleavedPlace<B, LANES> {}
-
 impl<B: Above> InterleavedPlace<B, EIGHT> {
     /// Those of block `nth`.
     pub(super) fn of_block(to: &mut InterleavedCodes, nth: usize) -> Self {
@@ -60,59 +52,87 @@ impl<B: Above, const LANES: usize> InterleavedPlace<B, LANES> {
     pub(super) fn new(codes: *mut u8, scales: *mut f32, minima: *mut f32) -> Self {
         Self { codes, scales, minima, of: PhantomData }
     }
+}
 
-    /// Puts the codes of elements `4 * nth` and the next three, which are bytes that are above codes.
-    ///
-    /// # Safety
-    /// There are the instructions, and the block has them. So it is for the functions below.
+/// What becomes of blocks of format `B` that are taken apart: they are put into memory, or multiplied at once.
+///
+/// # Safety
+/// There are the instructions, and the block has what is named: so it is for each function.
+pub(super) trait TakenApart<B: Above> {
+    /// Takes the codes of 16 elements from `4 * first` on, four in a word, which are bytes that are above codes.
+    unsafe fn codes(&mut self, first: usize, codes: [Words; 4]);
+
+    /// Takes the scales of a group.
+    unsafe fn scale(&mut self, group: usize, scales: Floats);
+
+    /// Takes the minima of a group.
+    unsafe fn minimum(&mut self, group: usize, minima: Floats);
+}
+
+impl<B: Above, const LANES: usize> TakenApart<B> for InterleavedPlace<B, LANES> {
     #[inline]
     #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-    unsafe fn codes(self, nth: usize, codes: Words) {
-        // SAFETY: 32 bytes, aligned as what they lie in.
-        unsafe { eight::put_codes(self.codes.add(4 * LANES * nth), codes, B::ABOVE) };
+    unsafe fn codes(&mut self, first: usize, codes: [Words; 4]) {
+        for (nth, codes) in codes.into_iter().enumerate() {
+            // SAFETY: 32 bytes, aligned as what they lie in.
+            unsafe { eight::put_codes(self.codes.add(4 * LANES * (first + nth)), codes, B::ABOVE) };
+        }
     }
 
     #[inline]
     #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-    unsafe fn scale(self, group: usize, scales: Floats) {
+    unsafe fn scale(&mut self, group: usize, scales: Floats) {
         // SAFETY: as above.
         unsafe { eight::put_floats(self.scales.add(LANES * group), scales) };
     }
 
     #[inline]
     #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-    unsafe fn minimum(self, group: usize, minima: Floats) {
+    unsafe fn minimum(&mut self, group: usize, minima: Floats) {
         // SAFETY: as above.
         unsafe { eight::put_floats(self.minima.add(LANES * group), minima) };
     }
+}
 
-    /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
-    #[inline]
-    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-    unsafe fn front(self, rows: impl EightRows) {
-        // SAFETY: a block has 16 bytes and a group.
-        unsafe {
-            let both = rows.words(0)[0];
-            self.scale(0, halves(both));
-            if B::MINIMA {
-                self.minimum(0, negate(upper_halves(both)));
-            }
+/// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
+///
+/// # Safety
+/// As for [`Interleaved::unpack`].
+#[inline]
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn front<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
+    // SAFETY: a block has 16 bytes and a group.
+    unsafe {
+        let both = rows.words(0)[0];
+        to.scale(0, halves(both));
+        if B::MINIMA {
+            to.minimum(0, negate(upper_halves(both)));
         }
     }
+}
 
-    /// Two groups of four words from 16 bytes of nibbles, the lower ones being elements from 0 on and the upper ones from
-    /// 16 on; `of` makes codes of nibbles of the elements that it is told.
-    #[inline]
-    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-    unsafe fn halves(self, bytes: [Words; 4], of: impl Fn(usize, Words) -> Words) {
-        for (nth, bytes) in bytes.into_iter().enumerate() {
-            let [low, high] = nibbles(bytes);
-            // SAFETY: a block has 32 elements at least.
-            unsafe {
-                self.codes(nth, of(4 * nth, low));
-                self.codes(nth + 4, of(4 * nth + 16, high));
-            }
-        }
+/// The nibbles of 16 bytes as 32 elements from word `first` on, the lower ones being elements from 0 on and the upper ones from
+/// 16 on; `of` makes codes of a word of nibbles, whose first element it is told.
+///
+/// # Safety
+/// As above.
+#[inline]
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+unsafe fn both_nibbles<B: Above>(
+    to: &mut impl TakenApart<B>,
+    first: usize,
+    bytes: [Words; 4],
+    of: impl Fn(usize, Words) -> Words,
+) {
+    let [mut low, mut high] = nibbles(bytes);
+    for nth in 0..4 {
+        low[nth] = of(4 * nth, low[nth]);
+        high[nth] = of(4 * nth + 16, high[nth]);
+    }
+    // SAFETY: a block has 32 elements at least.
+    unsafe {
+        to.codes(first, low);
+        to.codes(first + 4, high);
     }
 }
 
@@ -125,7 +145,7 @@ pub(super) trait Interleaved: Above {
     ///
     /// # Safety
     /// There are the instructions, and there are whole blocks at `rows` and room for one at `to`.
-    unsafe fn unpack<const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<Self, LANES>);
+    unsafe fn unpack(rows: impl EightRows, to: &mut impl TakenApart<Self>);
 }
 
 /// The upper halves of words, which are f16.
@@ -153,8 +173,24 @@ fn moved(bytes: Words, first: usize, to: usize, mask: u8) -> Words {
 /// Lower and upper nibbles.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-fn nibbles(bytes: Words) -> [Words; 2] {
-    [moved(bytes, 0, 0, 15), moved(bytes, 4, 0, 15)]
+fn nibbles(bytes: [Words; 4]) -> [[Words; 4]; 2] {
+    let (mut low, mut high) = (bytes, bytes);
+    for nth in 0..4 {
+        low[nth] = moved(bytes[nth], 0, 0, 15);
+        high[nth] = moved(bytes[nth], 4, 0, 15);
+    }
+    [low, high]
+}
+
+/// Runs a block of code for each of some numbers, as a text of its own: places of words in blocks are then known when it is
+/// compiled, and products stay in registers.
+macro_rules! each {
+    ($number:ident in [$($value:literal),*] => $body:block) => {
+        $({
+            let $number: usize = $value;
+            $body
+        })*
+    };
 }
 
 /// `codes`, with 16 more where a bit is set of the four of each word from `first`, a multiple of four, on.
@@ -183,7 +219,7 @@ macro_rules! interleaved {
 
             #[inline]
             #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-            unsafe fn unpack<const LANES: usize>($rows: impl EightRows, $to: InterleavedPlace<Self, LANES>) {
+            unsafe fn unpack($rows: impl EightRows, $to: &mut impl TakenApart<Self>) {
                 // SAFETY: all that is read and written is inside of a block.
                 unsafe { $body }
             }
@@ -193,45 +229,46 @@ macro_rules! interleaved {
 
 interleaved! {
     Q8_0: 255, |rows, to| {
-        to.front(rows);
+        front(rows, to);
         for part in 0..2 {
-            for (nth, bytes) in rows.words(2 + 16 * part).into_iter().enumerate() {
-                to.codes(4 * part + nth, xor(bytes, splat_bytes(128)));
+            let mut codes = rows.words(2 + 16 * part);
+            for codes in &mut codes {
+                *codes = xor(*codes, splat_bytes(128));
             }
+            to.codes(4 * part, codes);
         }
     };
     Q4_0: 15, |rows, to| {
-        to.front(rows);
-        to.halves(rows.words(2), |_, nibbles| nibbles);
+        front(rows, to);
+        both_nibbles(to, 0, rows.words(2), |_, nibbles| nibbles);
     };
     Q4_1: 15, |rows, to| {
-        to.front(rows);
-        to.halves(rows.words(4), |_, nibbles| nibbles);
+        front(rows, to);
+        both_nibbles(to, 0, rows.words(4), |_, nibbles| nibbles);
     };
     Q5_0: 31, |rows, to| {
-        to.front(rows);
+        front(rows, to);
         let fifths = rows.words(2)[0];
-        to.halves(rows.words(6), |first, nibbles| with_fifths(nibbles, fifths, first));
+        both_nibbles(to, 0, rows.words(6), |first, nibbles| with_fifths(nibbles, fifths, first));
     };
     Q5_1: 31, |rows, to| {
-        to.front(rows);
+        front(rows, to);
         let fifths = rows.words(4)[0];
-        to.halves(rows.words(8), |first, nibbles| with_fifths(nibbles, fifths, first));
+        both_nibbles(to, 0, rows.words(8), |first, nibbles| with_fifths(nibbles, fifths, first));
     };
     Iq4Nl: 255, |rows, to| {
-        to.front(rows);
-        to.halves(rows.words(2), |_, nibbles| entries(&UNEVEN, 128, nibbles));
+        front(rows, to);
+        both_nibbles(to, 0, rows.words(2), |_, nibbles| entries(&UNEVEN, 128, nibbles));
     };
     Iq4Xs: 255, |rows, to| {
         uneven_scales(rows, to);
-        for group in 0..8 {
-            let to = InterleavedPlace { codes: to.codes.add(32 * LANES * group), ..to };
-            to.halves(rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
-        }
+        each!(group in [0, 1, 2, 3, 4, 5, 6, 7] => {
+            both_nibbles(to, 8 * group, rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
+        });
     };
     Mxfp4: 24, |rows, to| {
         to.scale(0, powers(field(rows.words(0)[0], 0, 255)));
-        to.halves(rows.words(1), |_, nibbles| entries(&E2M1, 12, nibbles));
+        both_nibbles(to, 0, rows.words(1), |_, nibbles| entries(&E2M1, 12, nibbles));
     };
     Q2K: 3, |rows, to| {
         halves_of_bytes(rows, to);
@@ -246,47 +283,44 @@ interleaved! {
     };
     Q4K: 15, |rows, to| {
         packed_scales(rows, to);
-        for pair in 0..4 {
-            for part in 0..2 {
-                let bytes = rows.words(16 + 32 * pair + 16 * part);
-                for (nth, bytes) in bytes.into_iter().enumerate() {
-                    let [low, high] = nibbles(bytes);
-                    to.codes(16 * pair + 4 * part + nth, low);
-                    to.codes(16 * pair + 8 + 4 * part + nth, high);
-                }
-            }
-        }
+        each!(pair in [0, 1, 2, 3] => {
+            each!(part in [0, 1] => {
+                let [low, high] = nibbles(rows.words(16 + 32 * pair + 16 * part));
+                to.codes(16 * pair + 4 * part, low);
+                to.codes(16 * pair + 8 + 4 * part, high);
+            });
+        });
     };
     Q5K: 31, |rows, to| {
         packed_scales(rows, to);
-        for part in 0..2 {
+        each!(part in [0, 1] => {
             let fifths = rows.words(16 + 16 * part);
-            for pair in 0..4 {
-                let bytes = rows.words(48 + 32 * pair + 16 * part);
-                for (nth, bytes) in bytes.into_iter().enumerate() {
-                    let [low, high] = nibbles(bytes);
-                    let fifth = |bit: usize| moved(fifths[nth], bit, 4, 1);
-                    to.codes(16 * pair + 4 * part + nth, or(low, fifth(2 * pair)));
-                    to.codes(16 * pair + 8 + 4 * part + nth, or(high, fifth(2 * pair + 1)));
+            each!(pair in [0, 1, 2, 3] => {
+                let [mut low, mut high] = nibbles(rows.words(48 + 32 * pair + 16 * part));
+                for nth in 0..4 {
+                    low[nth] = or(low[nth], moved(fifths[nth], 2 * pair, 4, 1));
+                    high[nth] = or(high[nth], moved(fifths[nth], 2 * pair + 1, 4, 1));
                 }
-            }
-        }
+                to.codes(16 * pair + 4 * part, low);
+                to.codes(16 * pair + 8 + 4 * part, high);
+            });
+        });
     };
     Q6K: 63, |rows, to| {
         signed_scales(rows, to);
-        for half in 0..2 {
-            for part in 0..4 {
+        each!(half in [0, 1] => {
+            each!(part in [0, 1, 2, 3] => {
                 // Elements of the first two groups of 32 have these bits and the lower nibbles.
-                let (upper, bytes) = (rows.words(128 + 32 * half + 16 * (part % 2)), rows.words(64 * half + 16 * part));
+                let upper = rows.words(128 + 32 * half + 16 * (part % 2));
+                let [mut low, mut high] = nibbles(rows.words(64 * half + 16 * part));
                 for nth in 0..4 {
-                    let first = 32 * half + 4 * part + nth;
-                    for (of, nibbles) in nibbles(bytes[nth]).into_iter().enumerate() {
-                        let two = moved(upper[nth], 4 * of + 2 * (part / 2), 4, 3);
-                        to.codes(first + 16 * of, or(nibbles, two));
-                    }
+                    low[nth] = or(low[nth], moved(upper[nth], 2 * (part / 2), 4, 3));
+                    high[nth] = or(high[nth], moved(upper[nth], 4 + 2 * (part / 2), 4, 3));
                 }
-            }
-        }
+                to.codes(32 * half + 4 * part, low);
+                to.codes(32 * half + 4 * part + 16, high);
+            });
+        });
     };
 }
 
@@ -297,26 +331,27 @@ interleaved! {
 /// As for [`Interleaved::unpack`], of a block of 256 elements; so it is for the functions below.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn quarters<B: Above, const LANES: usize>(
+unsafe fn quarters<B: Above>(
     rows: impl EightRows,
-    to: InterleavedPlace<B, LANES>,
+    to: &mut impl TakenApart<B>,
     at: usize,
     of: impl Fn(usize, usize, Words) -> Words,
 ) {
-    for half in 0..2 {
-        for part in 0..2 {
+    each!(half in [0, 1] => {
+        each!(part in [0, 1] => {
             // SAFETY: by the caller's promise.
             let bytes = unsafe { rows.words(at + 32 * half + 16 * part) };
-            for quarter in 0..4 {
+            each!(quarter in [0, 1, 2, 3] => {
                 let (group, first) = (4 * half + quarter, 4 * part);
-                for (nth, bytes) in bytes.into_iter().enumerate() {
-                    let codes = of(group, first + nth, moved(bytes, 2 * quarter, 0, 3));
-                    // SAFETY: by the caller's promise.
-                    unsafe { to.codes(8 * group + first + nth, codes) };
+                let mut codes = bytes;
+                for (nth, codes) in codes.iter_mut().enumerate() {
+                    *codes = of(group, first + nth, moved(*codes, 2 * quarter, 0, 3));
                 }
-            }
-        }
-    }
+                // SAFETY: by the caller's promise.
+                unsafe { to.codes(8 * group + first, codes) };
+            });
+        });
+    });
 }
 
 /// Scales and minima of Q4_K and Q5_K: an f16 of each, then 6 bits for each group.
@@ -325,7 +360,7 @@ unsafe fn quarters<B: Above, const LANES: usize>(
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn packed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
+unsafe fn packed_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
     // SAFETY: by the caller's promise.
     let [both, scales, minima, rest] = unsafe { rows.words(0) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -349,7 +384,7 @@ unsafe fn packed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: 
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn halves_of_bytes<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
+unsafe fn halves_of_bytes<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
     // SAFETY: by the caller's promise.
     let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -369,7 +404,7 @@ unsafe fn halves_of_bytes<B: Above, const LANES: usize>(rows: impl EightRows, to
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn thirds_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
+unsafe fn thirds_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
     // SAFETY: by the caller's promise.
     let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
     for group in 0..16 {
@@ -388,7 +423,7 @@ unsafe fn thirds_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: 
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn signed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
+unsafe fn signed_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
     // SAFETY: by the caller's promise.
     let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
     for group in 0..16 {
@@ -405,7 +440,7 @@ unsafe fn signed_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: 
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn uneven_scales<B: Above, const LANES: usize>(rows: impl EightRows, to: InterleavedPlace<B, LANES>) {
+unsafe fn uneven_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
     // SAFETY: by the caller's promise.
     let [front, low, ..] = unsafe { rows.words(0) };
     let scale = halves(front);
