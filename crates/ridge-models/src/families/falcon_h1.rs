@@ -5,7 +5,7 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::bamba::{FEED_FORWARD, FINAL_NORM, HYBRID_HARMLESS};
 use super::blocks::{NormKind, ResidualHalf, linear, scaled};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
@@ -169,7 +169,7 @@ impl DecoderFamily for FalconH1Config {
         LayerStates { paged: true, ..self.mixer.states("mamba", options) }
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         scaled(g, x, self.factors.embedding)
     }
 

@@ -5,7 +5,7 @@ use ridge_files::checkpoint::Part;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, scaled};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERT, check_experts, experts_and_shared,
@@ -147,7 +147,7 @@ impl DecoderFamily for GraniteHybridConfig {
         }
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         scaled(g, x, self.factors.embedding)
     }
 

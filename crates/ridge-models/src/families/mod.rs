@@ -3,7 +3,7 @@
 //! the placements of its tensors and what GGUF calls them. It knows nothing of devices, meshes or formats.
 //!
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
-//! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
+//! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `gemma3n.rs` layers that share values and caches, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `linear_attention.rs`, `rwkv6.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
@@ -17,6 +17,7 @@ mod blocks;
 mod bloom;
 mod cohere;
 mod decoder;
+mod decoder_layer;
 mod deepseek;
 mod deepseek_v32;
 mod definition;
@@ -26,6 +27,7 @@ mod experts;
 mod falcon;
 mod falcon_h1;
 mod gemma;
+mod gemma3n;
 mod gguf_mapping;
 mod glm4;
 mod glm4_moe;
@@ -55,6 +57,7 @@ mod network;
 mod nomic_bert;
 mod olmo2;
 mod olmoe;
+mod per_layer;
 mod phi3;
 mod planned;
 mod planned_config;
@@ -87,6 +90,7 @@ pub use experts::{ClampedGate, ExpertsConfig};
 pub use falcon::FalconConfig;
 pub use falcon_h1::{FalconH1Config, FalconH1Factors};
 pub use gemma::GemmaConfig;
+pub use gemma3n::Gemma3nConfig;
 pub use glm4::Glm4Config;
 pub use glm4_moe::Glm4MoeConfig;
 pub use gpt_neox::GptNeoxConfig;
@@ -112,6 +116,7 @@ pub use nemotron_h::NemotronHConfig;
 pub use network::{Network, NetworkConfig};
 pub use olmo2::Olmo2Config;
 pub use olmoe::OlmoeConfig;
+pub use per_layer::{PerLayerInputs, SharedKeys};
 pub use phi3::Phi3Config;
 pub use planned_config::{Channel, LatentConfig, LayerKind, Mixer, PlannedConfig};
 pub use qwen::QwenConfig;

@@ -8,9 +8,9 @@ use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
-    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
-    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba, mamba2,
-    minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
+    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, glm4, glm4_moe,
+    gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba,
+    mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
     qwen3_next, rwkv6, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
@@ -34,6 +34,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &mamba::FALCON_MAMBA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma3n::GEMMA3N,
     &linear_attention::GLA,
     &glm4::GLM,
     &glm4::GLM4,
@@ -374,6 +375,7 @@ mod tests {
             "falcon",
             "gemma2",
             "gemma3_text",
+            "gemma3n_text",
             "gpt2",
             "granite",
             "granitemoehybrid",

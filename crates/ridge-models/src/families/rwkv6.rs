@@ -7,7 +7,7 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 use serde_json::Value as Json;
 
 use super::blocks::{NormKind, ResidualHalf, linear, squared, weight};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
@@ -216,7 +216,7 @@ impl DecoderFamily for Rwkv6Config {
             .with_conv(&within(CHANNELS, SHIFT), self.hidden_size, 2, options)
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         if self.norm_first { self.norm().apply(g, FIRST_NORM, x) } else { Ok(x) }
     }
 

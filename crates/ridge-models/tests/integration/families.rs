@@ -265,8 +265,9 @@ fn two_ranks_compute_what_one_does() {
         }
         for (whole, part) in graph.main().args.iter().zip(&local.graph.main().args) {
             let in_layer = whole.name.split('.').any(|part| part.parse::<usize>().is_ok());
-            // Every rank chooses experts for all tokens, and opens those that all of them take.
-            let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end));
+            // Every rank chooses experts for all tokens, opens those that all of them take, and has all streams of a residual.
+            let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end))
+                || whole.name.contains(".altup");
             // A mixer with a state is whole on each rank.
             let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer"].iter().any(|scope| {
                 let whole_mixer = |name: &str| name.split('.').any(|part| part == *scope);

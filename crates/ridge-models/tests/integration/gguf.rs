@@ -44,6 +44,7 @@ fn models() -> Vec<String> {
                 "falcon_h1_plain",
                 "falcon_mamba",
                 "falcon_rw",
+                "gemma3n",
                 "gla",
                 "glm",
                 "glm4_moe",

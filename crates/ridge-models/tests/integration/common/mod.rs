@@ -44,6 +44,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("falcon_rw", None),
     ("gemma2", None),
     ("gemma3", None),
+    ("gemma3n", None),
     ("gla", None),
     ("glm", None),
     ("glm4", None),
