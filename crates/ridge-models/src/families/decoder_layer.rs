@@ -195,9 +195,14 @@ impl DecoderLayer<'_> {
         self.split_heads(g, y)
     }
 
+    /// Elements of all heads of `x`, `[tokens, heads, dim]`.
+    pub(super) fn heads_width(&self, g: &Builder, x: Var) -> GraphResult<usize> {
+        Ok(g.ty(x)?.shape.0[1].as_const().map_or(0, |heads| heads * self.cache[2]))
+    }
+
     /// `[tokens, heads, dim]` as `[tokens, heads * dim]`.
     fn join_heads(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let width = g.ty(x)?.shape.0[1].as_const().map_or(0, |heads| heads * self.cache[2]);
+        let width = self.heads_width(g, x)?;
         g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
     }
 

@@ -106,6 +106,7 @@ impl FalconH1Config {
             groups: f.size("mamba_n_groups", MAX_SIZE)?,
             state: f.size("mamba_d_state", MAX_SIZE)?,
             kernel: f.size("mamba_d_conv", MAX_SIZE)?,
+            least_step: 0.0,
             conv_bias: f.optional("mamba_conv_bias")?.unwrap_or(true),
             proj_bias,
             factors: factors(f, "ssm_multipliers")?,

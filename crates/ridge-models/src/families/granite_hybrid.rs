@@ -63,6 +63,7 @@ pub(super) fn read_mixer(f: &mut Fields<'_>, hidden_size: usize) -> Result<Mamba
         groups: f.size("mamba_n_groups", MAX_SIZE)?,
         state: f.size("mamba_d_state", MAX_SIZE)?,
         kernel: f.size("mamba_d_conv", MAX_SIZE)?,
+        least_step: 0.0,
         conv_bias: f.optional("mamba_conv_bias")?.unwrap_or(true),
         proj_bias: f.optional("mamba_proj_bias")?.unwrap_or(false),
         factors: [1.0; 5],

@@ -3,7 +3,7 @@
 //! the placements of its tensors and what GGUF calls them. It knows nothing of devices, meshes or formats.
 //!
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
-//! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `gemma3n.rs` layers that share values and caches, `olmo2.rs` norms after each half
+//! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `gemma3n.rs` layers that share values and caches, `zamba2.rs` layers that share weights, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `linear_attention.rs`, `rwkv6.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
@@ -73,6 +73,7 @@ mod starcoder2;
 mod tensors;
 mod text_classifier;
 mod vit;
+mod zamba2;
 
 pub(crate) use definition::FamilyDefinition;
 pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, MixRules, ROTATED_KEY, WINDOW_KEY};
@@ -130,3 +131,4 @@ pub use stablelm::StableLmConfig;
 pub use starcoder2::Starcoder2Config;
 pub use tensors::Cut;
 pub use text_classifier::TextClassifier;
+pub use zamba2::Zamba2Config;

@@ -11,7 +11,7 @@ use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, glm4, glm4_moe,
     gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba,
     mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
-    qwen3_next, rwkv6, smollm3, stablelm, starcoder2, vit,
+    qwen3_next, rwkv6, smollm3, stablelm, starcoder2, vit, zamba2,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -80,6 +80,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &starcoder2::STARCODER2,
     &vit::VIT,
     &bert::XLM_ROBERTA,
+    &zamba2::ZAMBA2,
 ];
 
 /// Reads a configuration for plans.
@@ -386,6 +387,7 @@ mod tests {
             "qwen2",
             "smollm3",
             "starcoder2",
+            "zamba2",
         ]
         .map(|family| (family, "lm_head"));
         cut.retain(|cut| !tied.contains(cut));

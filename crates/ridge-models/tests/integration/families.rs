@@ -183,6 +183,8 @@ fn local_and_global_layers_are_separate_groups_of_state() {
     };
     // 2 sides, 2 heads of 8, 4 bytes.
     assert_eq!(groups("gemma3"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 128, None)]);
+    // The last two layers have the caches of the second and the third.
+    assert_eq!(groups("gemma3n"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 128, None)]);
     assert_eq!(groups("gemma2"), [(kv(&[0]), 128, Some(8)), (kv(&[1]), 128, None)]);
     assert_eq!(groups("mistral"), [(kv(&[0, 1, 2]), 3 * 128, Some(8))]);
     assert_eq!(groups("qwen2"), [(kv(&[0, 1]), 2 * 128, None)]);
@@ -269,12 +271,14 @@ fn two_ranks_compute_what_one_does() {
             let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end))
                 || whole.name.contains(".altup");
             // A mixer with a state is whole on each rank.
-            let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer"].iter().any(|scope| {
-                let whole_mixer = |name: &str| name.split('.').any(|part| part == *scope);
-                let cut = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "kv"];
-                whole_mixer(&whole.name)
-                    && !(*scope == "mixer" && whole.name.split('.').any(|part| cut.contains(&part)))
-            });
+            let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer", "adapters", "linear"]
+                .iter()
+                .any(|scope| {
+                    let whole_mixer = |name: &str| name.split('.').any(|part| part == *scope);
+                    let cut = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "kv"];
+                    whole_mixer(&whole.name)
+                        && !(*scope == "mixer" && whole.name.split('.').any(|part| cut.contains(&part)))
+                });
             // What is added once to a sum over ranks is whole on each.
             let summand = whole.name.ends_with("experts.down_proj.bias");
             let matrix = whole.role == Role::Weight && whole.ty.shape.rank() >= 2 && !router && !summand;

@@ -75,6 +75,8 @@ fn models() -> Vec<String> {
                 "starcoder2",
                 "vit",
                 "xlm_roberta",
+                "zamba2",
+                "zamba2_plain",
                 "xlm_roberta_reranker",
             ];
             if !without.contains(&name.as_str()) {

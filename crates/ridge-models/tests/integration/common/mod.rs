@@ -92,6 +92,8 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("stablelm", None),
     ("stablelm_parallel", None),
     ("starcoder2", None),
+    ("zamba2", None),
+    ("zamba2_plain", None),
 ];
 
 /// Tokens of a block of the cache: not a divisor of anything else here.
