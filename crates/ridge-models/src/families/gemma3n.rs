@@ -12,7 +12,7 @@ use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, 
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
-use super::per_layer::{PerLayerInputs, SharedKeys, queries, stream};
+use super::per_layer::{PER_LAYER, PerLayerInputs, SHARING, SharedKeys, queries, stream};
 use super::tensors::{ATTENTION, Cut, GATED_MLP, LLAMA_TENSORS, QKV, TensorName, TensorTable};
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_INTERMEDIATE, MAX_POSITIONS, REMEDY, ROPE_KEYS, RopeConfig,
@@ -275,17 +275,12 @@ fn normal_quantile(share: f64) -> f64 {
 
 deref_to_decoder!(Gemma3nConfig);
 
-/// Kinds of layers: whose gates are closed, and that have keys of earlier ones.
+/// Layers whose gates are closed are of a kind that begins with this.
 const SPARSE_KIND: &str = "sparse";
-const SHARING: &str = "sharing";
 
-/// The parts of a layer's embedding and the projection beside attention.
-const OWN: &[TensorName] = &[
-    TensorName::planned("laurel.linear_left", Cut::Columns),
-    TensorName::planned("laurel.linear_right", Cut::Terms),
-    TensorName::planned("per_layer_input_gate", Cut::Columns),
-    TensorName::planned("per_layer_projection", Cut::Terms),
-];
+/// The projection beside attention.
+const LAUREL: &[TensorName] =
+    &[TensorName::planned("laurel.linear_left", Cut::Columns), TensorName::planned("laurel.linear_right", Cut::Terms)];
 
 /// How it is registered.
 pub(super) static GEMMA3N: FamilyDefinition = FamilyDefinition {
@@ -295,7 +290,7 @@ pub(super) static GEMMA3N: FamilyDefinition = FamilyDefinition {
     // Bounds of AltUp's weights in training.
     harmless: &[&["altup_coef_clip"]],
     read: ReadConfig::Decoder(|f| Ok(Box::new(Gemma3nConfig::read(f)?))),
-    tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, OWN], ..LLAMA_TENSORS },
+    tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, LAUREL, PER_LAYER], ..LLAMA_TENSORS },
     gguf: None,
 };
 

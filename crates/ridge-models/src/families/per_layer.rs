@@ -7,9 +7,19 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 use super::blocks::{NormKind, linear, scaled, weight};
 use super::decoder::{DecoderLayer, LayerInputs};
 use super::experts::MAX_SIZE;
+use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
 use crate::error::Result;
 use crate::model::symbols;
+
+/// The kind of layers that have keys and values of earlier ones.
+pub(super) const SHARING: &str = "sharing";
+
+/// The projections of a layer's own embedding.
+pub(super) const PER_LAYER: &[TensorName] = &[
+    TensorName::planned("per_layer_input_gate", Cut::Columns),
+    TensorName::planned("per_layer_projection", Cut::Terms),
+];
 
 /// Embeddings of tokens for every layer: a row of a table for all layers, and a projection of the model's embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]

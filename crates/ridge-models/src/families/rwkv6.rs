@@ -38,9 +38,9 @@ pub struct Rwkv6Config {
 }
 
 /// The scopes of both mixers, published as `attn` and `ffn`, and of states within them.
-const TOKENS: &str = "time_mixer";
-const CHANNELS: &str = "channel_mixer";
-const SHIFT: &str = "shift";
+pub(super) const TOKENS: &str = "time_mixer";
+pub(super) const CHANNELS: &str = "channel_mixer";
+pub(super) const SHIFT: &str = "shift";
 const DELAY: &str = "delay";
 
 /// What the recurrence takes of a token: receptance, decay, key, value and gate.
@@ -186,7 +186,7 @@ fn shifted_linear(g: &mut Builder, name: &str, x: Var, delta: Var, to: usize) ->
 deref_to_decoder!(Rwkv6Config);
 
 /// The norm behind the embedding.
-const FIRST_NORM: &str = "model.layers.0.pre_norm";
+pub(super) const FIRST_NORM: &str = "model.layers.0.pre_norm";
 
 /// How it is registered.
 pub(super) static RWKV6: FamilyDefinition = FamilyDefinition {

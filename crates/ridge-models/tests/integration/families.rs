@@ -23,9 +23,15 @@ fn has_experts(fixture: &Fixture) -> bool {
     fixture.model.graph.args(Role::Weight).any(|arg| arg.name.contains(".experts."))
 }
 
-/// Does one rounding move all that follows: that of an expert's weight its row, and that of a recurrent state the rows behind it?
+/// Does one rounding move all that follows: that of an expert's weight its row, that of a recurrent state the rows behind it, and
+/// that of a key or value that several layers share all of them?
 fn carries_roundings(fixture: &Fixture) -> bool {
-    has_experts(fixture) || has_fixed_state(&fixture.model.graph)
+    has_experts(fixture) || has_fixed_state(&fixture.model.graph) || shares_keys(fixture)
+}
+
+fn shares_keys(fixture: &Fixture) -> bool {
+    let layers = fixture.model.state_groups.iter().map(|group| group.states.len()).sum::<usize>();
+    layers < fixture.config.num_hidden_layers
 }
 
 fn whole(tokens: &[i64]) -> [Sequence; 1] {
@@ -185,6 +191,8 @@ fn local_and_global_layers_are_separate_groups_of_state() {
     assert_eq!(groups("gemma3"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 128, None)]);
     // The last two layers have the caches of the second and the third.
     assert_eq!(groups("gemma3n"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 128, None)]);
+    // Heads of 12 where layers see everything.
+    assert_eq!(groups("gemma4"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 192, None)]);
     assert_eq!(groups("gemma2"), [(kv(&[0]), 128, Some(8)), (kv(&[1]), 128, None)]);
     assert_eq!(groups("mistral"), [(kv(&[0, 1, 2]), 3 * 128, Some(8))]);
     assert_eq!(groups("qwen2"), [(kv(&[0, 1]), 2 * 128, None)]);
