@@ -1,22 +1,24 @@
 //! Gemma 4 (text; Google 2026, the released model card and code): Gemma 3's layers with wider heads where a layer sees everything,
 //! whose values may be its keys, and in the small models an embedding of the token for each layer and layers that attend to keys and
-//! values of earlier ones. Mixtures of experts are not run.
+//! values of earlier ones; in others a mixture of experts beside each MLP.
 
+use ridge_files::checkpoint::{Part, Rows};
 use ridge_graph::ops::{Gelu, Rope, rope_frequencies};
-use ridge_graph::{Builder, Result as GraphResult, Var};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 use serde_json::{Map, Value as Json};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear, scaled, unit_rms, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
+use super::experts::{ExpertsConfig, MAX_SIZE, dispatch, router};
 use super::layer_states::LayerStates;
 use super::per_layer::{PER_LAYER, PerLayerInputs, SHARING, SharedKeys, queries};
-use super::tensors::{ATTENTION, GATED_MLP, LLAMA_TENSORS, QKV, TensorTable};
+use super::tensors::{ATTENTION, Cut, GATED_MLP, LLAMA_TENSORS, QKV, TensorName, TensorTable};
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HEADS, MAX_POSITIONS, REMEDY, layer_windows,
 };
 use crate::error::Result;
-use crate::model::BuildOptions;
+use crate::model::{BuildOptions, symbols};
 
 /// Every size and switch of a Gemma 4 model.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +40,9 @@ pub struct Gemma4Config {
     pub per_layer: Option<PerLayerInputs>,
     /// Layers that attend to keys and values of earlier ones.
     pub shared_keys: SharedKeys,
-    /// Are MLPs of those twice as wide?
+    /// Experts beside each MLP.
+    pub experts: Option<ExpertsConfig>,
+    /// Are MLPs of layers with keys of earlier ones twice as wide?
     pub double_mlp: bool,
     /// Logits stay within this, by a hyperbolic tangent.
     pub final_logit_softcapping: Option<f64>,
@@ -46,6 +50,8 @@ pub struct Gemma4Config {
     pub attention_bias: bool,
 }
 
+/// What gates go through.
+const GATE: MlpGate = MlpGate::Gelu(Gelu::Tanh);
 /// Every so manieth layer sees everything, where the file does not say.
 const PATTERN: usize = 6;
 
@@ -54,8 +60,6 @@ impl Gemma4Config {
         const KEYS: DecoderKeys = DecoderKeys { tie_word_embeddings: true, ..DECODER_KEYS };
         f.needs(&["num_key_value_heads", "head_dim", "sliding_window"])?;
         f.must_be("hidden_activation", "gelu_pytorch_tanh")?;
-        f.must_be("enable_moe_block", false)?;
-        f.harmless(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
         if f.optional::<&str>("use_bidirectional_attention")?.is_some_and(|tokens| tokens != "vision") {
             let remedy = "Ridge runs models whose texts are causal";
             return Err(f.wrong("use_bidirectional_attention", "is not supported", remedy));
@@ -77,6 +81,7 @@ impl Gemma4Config {
             per_layer: PerLayerInputs::read(f)?,
             shared_keys: SharedKeys::read(f, &windows, 0)?,
             windows,
+            experts: read_experts(f)?,
             double_mlp: f.optional("use_double_wide_mlp")?.unwrap_or(false),
             final_logit_softcapping: f.optional_positive("final_logit_softcapping")?,
             attention_bias: f.optional("attention_bias")?.unwrap_or(false),
@@ -97,6 +102,29 @@ impl Gemma4Config {
             }
         };
         Rope { inv_freq: inv_freq.into(), scale: 1.0 }
+    }
+
+    /// What experts make of `x`, `[tokens, hidden]`, which they and their router normalise each by itself.
+    fn mixture(&self, g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult<Var> {
+        let (tokens, dtype) = (Dim::sym(symbols::TOKENS), g.ty(x)?.dtype);
+        let chosen: GraphResult<[Var; 2]> = g.scoped("router", |g| {
+            let y = unit_rms(g, x, self.norm_eps)?;
+            let factors = weight(g, "scale", [self.hidden_size])?;
+            let factors = g.cast(factors, dtype)?;
+            let y = g.mul(y, factors)?;
+            let y = scaled(g, y, 1.0 / (self.hidden_size as f64).sqrt())?;
+            let logits = linear(g, "proj", y, e.experts, false)?;
+            let (ids, share) = g.moe_router(logits, None, router(e))?;
+            let of_experts = weight(g, "per_expert_scale", [e.experts])?;
+            let of_experts = g.cast(of_experts, DType::F32)?;
+            let each = g.reshape(ids, Shape(vec![tokens.clone() * e.top_k as i64]))?;
+            let factors = g.gather(of_experts, each, 0)?;
+            let factors = g.reshape(factors, Shape(vec![tokens, e.top_k.into()]))?;
+            Ok([ids, g.mul(share, factors)?])
+        });
+        let h = self.norm().apply(g, "pre_feedforward_layernorm_2", x)?;
+        let y = dispatch(g, h, e, chosen?, GATE)?;
+        self.norm().apply(g, "post_feedforward_layernorm_2", y)
     }
 
     fn attention(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
@@ -120,6 +148,21 @@ impl Gemma4Config {
         };
         linear(g, "o_proj", a, self.hidden_size, bias)
     }
+}
+
+/// The experts beside each MLP, if there are any.
+fn read_experts(f: &mut Fields<'_>) -> Result<Option<ExpertsConfig>> {
+    const KEYS: [&str; 3] = ["num_experts", "top_k_experts", "moe_intermediate_size"];
+    if !f.optional("enable_moe_block")?.unwrap_or(false) {
+        f.harmless(&KEYS);
+        return Ok(None);
+    }
+    let [count, top_k, inner] = KEYS.map(|key| f.size(key, MAX_SIZE));
+    let experts = ExpertsConfig::softmax(count?, top_k?, inner?);
+    if experts.top_k > experts.experts {
+        return Err(f.wrong("top_k_experts", format!("is above num_experts = {}", experts.experts), REMEDY));
+    }
+    Ok(Some(experts))
 }
 
 /// The base and share of rotations in layers that see everything, and the base in the others.
@@ -192,6 +235,13 @@ const SIZES: [&str; 2] = ["head_dim", "num_key_value_heads"];
 
 deref_to_decoder!(Gemma4Config);
 
+/// The projections of experts.
+const EXPERTS: &[TensorName] = &[
+    TensorName::planned("experts.gate_proj", Cut::Columns),
+    TensorName::planned("experts.up_proj", Cut::Columns),
+    TensorName::planned("experts.down_proj", Cut::Terms),
+];
+
 /// How it is registered.
 pub(super) static GEMMA4: FamilyDefinition = FamilyDefinition {
     name: "gemma4",
@@ -199,7 +249,7 @@ pub(super) static GEMMA4: FamilyDefinition = FamilyDefinition {
     class: Some("Gemma4ForCausalLM"),
     harmless: &[],
     read: ReadConfig::Decoder(|f| Ok(Box::new(Gemma4Config::read(f)?))),
-    tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, PER_LAYER], ..LLAMA_TENSORS },
+    tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, PER_LAYER, EXPERTS], ..LLAMA_TENSORS },
     gguf: None,
 };
 
@@ -246,13 +296,19 @@ impl DecoderFamily for Gemma4Config {
 
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let norm = self.norm();
-        let half = |before, after| ResidualHalf { norm, before: Some(before), after: Some(after) };
-        let x = half("input_layernorm", "post_attention_layernorm")
-            .add(g, x, "self_attn", |g, x| self.attention(g, x, at))?;
+        let (before, after) = (Some("input_layernorm"), Some("post_attention_layernorm"));
+        let x = ResidualHalf { norm, before, after }.add(g, x, "self_attn", |g, x| self.attention(g, x, at))?;
         let wide = if self.double_mlp && at.kind == SHARING { 2 } else { 1 };
         let inner = wide * self.intermediate_size;
-        let mut x = half("pre_feedforward_layernorm", "post_feedforward_layernorm")
-            .add(g, x, "mlp", |g, x| gated_mlp(g, x, inner, MlpGate::Gelu(Gelu::Tanh), false))?;
+        let h = norm.apply(g, "pre_feedforward_layernorm", x)?;
+        let mut h = g.scoped("mlp", |g| gated_mlp(g, h, inner, GATE, false))?;
+        if let Some(experts) = &self.experts {
+            h = norm.apply(g, "post_feedforward_layernorm_1", h)?;
+            let y = self.mixture(g, x, experts)?;
+            h = g.add(h, y)?;
+        }
+        let h = norm.apply(g, "post_feedforward_layernorm", h)?;
+        let mut x = g.add(x, h)?;
         if let Some(per_layer) = self.per_layer {
             let own = per_layer.gate(g, x, at, norm)?;
             x = g.add(x, own)?;
@@ -268,5 +324,21 @@ impl DecoderFamily for Gemma4Config {
 
     fn unused(&self) -> Vec<String> {
         self.shared_keys.unused(self.num_hidden_layers)
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |of: &str, name: &str, rows: Option<Rows>| Part {
+            of: format!("model.layers.*.experts.{of}"),
+            name: format!("model.layers.*.experts.{name}.weight"),
+            transposed: false,
+            rows,
+        };
+        let Some(ExpertsConfig { experts, intermediate_size: inner, .. }) = self.experts else { return Vec::new() };
+        let half = |first: usize| Some(Rows { first, len: inner, stride: 2 * inner, blocks: experts });
+        vec![
+            part("gate_up_proj", "gate_proj", half(0)),
+            part("gate_up_proj", "up_proj", half(inner)),
+            part("down_proj", "down_proj", None),
+        ]
     }
 }

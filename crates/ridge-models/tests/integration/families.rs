@@ -277,7 +277,7 @@ fn two_ranks_compute_what_one_does() {
             let in_layer = whole.name.split('.').any(|part| part.parse::<usize>().is_ok());
             // Every rank chooses experts for all tokens, opens those that all of them take, and has all streams of a residual.
             let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end))
-                || whole.name.contains(".altup");
+                || [".altup", ".router."].iter().any(|part| whole.name.contains(part));
             // A mixer with a state is whole on each rank.
             let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer", "adapters", "linear"]
                 .iter()

@@ -47,6 +47,7 @@ fn models() -> Vec<String> {
                 "gemma3n",
                 "gemma4",
                 "gemma4_dense",
+                "gemma4_moe",
                 "gla",
                 "glm",
                 "glm4_moe",

@@ -47,6 +47,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("gemma3n", None),
     ("gemma4", None),
     ("gemma4_dense", None),
+    ("gemma4_moe", None),
     ("gla", None),
     ("glm", None),
     ("glm4", None),
