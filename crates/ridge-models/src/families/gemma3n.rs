@@ -258,9 +258,9 @@ fn normal_quantile(share: f64) -> f64 {
     for _ in 0..200 {
         let off = 0.5 * libm::erfc(-x * FRAC_1_SQRT_2) - share;
         if off > 0.0 {
-            high = x
+            high = x;
         } else {
-            low = x
+            low = x;
         }
         let next = x - off * TAU.sqrt() * (0.5 * x * x).exp();
         // Far out a step of Newton's leaves what is known to hold the root.
