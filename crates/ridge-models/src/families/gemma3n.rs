@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_tables() {
-        // To 15 digits, by scipy.stats.norm.ppf.
+        // As tables have them; one rounding of 0.999 moves its quantile by 3e-14.
         for (share, quantile) in [
             (0.5, 0.0),
             (0.7, 0.524_400_512_708_041),
@@ -414,7 +414,7 @@ mod tests {
             (0.999, 3.090_232_306_167_813_5),
             (1e-9, -5.997_807_015_008_182),
         ] {
-            assert!((normal_quantile(share) - quantile).abs() < 1e-14, "{share}: {}", normal_quantile(share));
+            assert!((normal_quantile(share) - quantile).abs() < 1e-13, "{share}: {}", normal_quantile(share));
         }
     }
 }
