@@ -157,7 +157,10 @@ impl Builder {
     /// # Errors
     /// When it was asked for with another type, or its format does not fit its shape.
     pub fn weight(&mut self, name: &str, ty: Type) -> Result<Var> {
-        let full = join(self.scope(), name);
+        self.full_weight(join(self.scope(), name), ty)
+    }
+
+    fn full_weight(&mut self, full: String, ty: Type) -> Result<Var> {
         if let Some(format) = &ty.format {
             format.check(&ty.shape).map_err(|why| GraphError::usage(&full, why))?;
         }
@@ -169,7 +172,10 @@ impl Builder {
     /// # Errors
     /// When it was asked for with another type.
     pub fn state(&mut self, name: &str, ty: Type) -> Result<Var> {
-        let full = join(self.scope(), name);
+        self.full_state(join(self.scope(), name), ty)
+    }
+
+    fn full_state(&mut self, full: String, ty: Type) -> Result<Var> {
         let (index, var) = self.named_arg(Arg::new(full, Type { state: true, ..ty }, Role::State))?;
         Ok(self.top().states.iter().find(|(a, _)| *a == index).map_or(var, |(_, latest)| *latest))
     }
@@ -308,6 +314,16 @@ impl Builder {
     /// # Errors
     /// When arguments do not fit, each named with the scope.
     pub fn call(&mut self, func: FuncId, args: &[Var]) -> Result<Vec<Var>> {
+        let scope = self.scope().to_owned();
+        self.call_named(func, args, |name| join(&scope, name))
+    }
+
+    /// As [`Builder::call`], where the weight or state that `func` calls `name` is the caller's of the whole name
+    /// `full_name(name)`: calls that give one name share it.
+    ///
+    /// # Errors
+    /// As for [`Builder::call`].
+    pub fn call_named(&mut self, func: FuncId, args: &[Var], full_name: impl Fn(&str) -> String) -> Result<Vec<Var>> {
         let callee = self
             .functions
             .get(func.index())
@@ -320,8 +336,8 @@ impl Builder {
                 Role::Data => *given.next().ok_or_else(|| {
                     GraphError::usage(self.scope(), format!("call of {name}: argument `{}` is missing", param.name))
                 })?,
-                Role::Weight => self.weight(&param.name, param.ty)?,
-                Role::State => self.state(&param.name, param.ty)?,
+                Role::Weight => self.full_weight(full_name(&param.name), param.ty)?,
+                Role::State => self.full_state(full_name(&param.name), param.ty)?,
                 Role::StepInput => self.named_arg(param)?.1,
                 Role::Key => self.random_key()?,
             });

@@ -251,27 +251,39 @@ pub(crate) fn kv_bytes([sides, kv_heads, head_dim]: [usize; 3], options: &BuildO
     sides * kv_heads * (head_dim * options.cache.size_bytes() + scale)
 }
 
-/// Causal attention over the layer's cache, to which keys and values are added at `slots` of the pool of its window: from
-/// `q`, `k` and `v`, `[tokens, heads, dim]` each, to that of `q`; keys are the values too where there is no `v`. `of_heads` are the slopes and sinks that `op` asks for.
+/// What a layer adds to its cache.
+pub(crate) struct CacheRows<'a> {
+    /// Keys and values, `[tokens, heads, dim]` each, or keys that are the values too; nothing where the cache has all that
+    /// tokens attend to.
+    pub(crate) rows: &'a [Var],
+    /// Where they go, i32 `[tokens]`, in the pool of the layer's window.
+    pub(crate) slots: Var,
+    /// Sides, heads and their width of the cache.
+    pub(crate) shape: [usize; 3],
+}
+
+/// Causal attention of `q`, `[tokens, heads, dim]`, over the layer's cache, after the rows were added: `[tokens, heads,
+/// dim]`. `of_heads` are the slopes and sinks that `op` asks for.
 pub(crate) fn attend_cached(
     g: &mut Builder,
-    (q, k, v): (Var, Var, Option<Var>),
-    [positions, slots]: [Var; 2],
+    q: Var,
+    new: CacheRows<'_>,
+    positions: Var,
     of_heads: &[Var],
     op: PagedAttention,
     options: &BuildOptions,
 ) -> GraphResult<Var> {
     let step = StepInputs::ask(g)?;
-    let [heads, dim] = [1, 2].map(|axis| g.ty(k).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
     let table = block_table(g, op.window)?;
-    let rows: Vec<Var> = [Some(k), v].into_iter().flatten().collect();
-    let ty = paged_kv([rows.len(), heads?, dim?], op.window, options);
+    let ty = paged_kv(new.shape, op.window, options);
     let mut cache = vec![g.state("kv", ty.clone())?];
     if options.cache == DType::I8 {
         cache.push(g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?);
     }
-    let written = g.kv_write_sides(&cache, &rows, slots)?;
-    let (kv, scales) = (written[0], &written[1..]);
+    if !new.rows.is_empty() {
+        cache = g.kv_write_sides(&cache, new.rows, new.slots)?;
+    }
+    let (kv, scales) = (cache[0], &cache[1..]);
     g.attention_with([q, kv, table, step.seq_ids, positions], &[scales, of_heads].concat(), op)
 }
 

@@ -40,7 +40,8 @@ fn of_family(family: &'static FamilyDefinition, scope: &str, kind: &str) -> Opti
 /// # Errors
 /// When heads or MLP do not divide over the ranks, naming the key of the configuration.
 pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<impl Fn(&Arg) -> Placement + use<>> {
-    let (ranks, head_dim) = (axis.ranks, config.head_dim);
+    // Ranks that divide the heads cut between them whatever divides their widths.
+    let (ranks, head_dim) = (axis.ranks, gcd(config.head_dim, config.other_head_dim.unwrap_or(0)));
     let divided = [
         ("num_key_value_heads", config.num_key_value_heads),
         ("num_attention_heads", config.num_attention_heads),
@@ -78,6 +79,10 @@ fn place(arg: &Arg, head_dim: usize, cut_head: bool) -> Placement {
         Some(Cut::Vocabulary) if cut_head => Placement::shard(0),
         Some(Cut::Summand | Cut::Vocabulary) | None => Placement::Replicate,
     }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Are the last parts of `name` those of `scope`?

@@ -135,3 +135,23 @@ fn gla_is_undisturbed() {
 fn rwkv6_is_undisturbed() {
     answers_are_undisturbed("rwkv6");
 }
+
+#[test]
+fn rwkv7_is_undisturbed() {
+    answers_are_undisturbed("rwkv7");
+}
+
+#[test]
+fn zamba2_is_undisturbed() {
+    answers_are_undisturbed("zamba2");
+}
+
+#[test]
+fn gemma3n_is_undisturbed() {
+    answers_are_undisturbed("gemma3n");
+}
+
+#[test]
+fn gemma4_is_undisturbed() {
+    answers_are_undisturbed("gemma4");
+}

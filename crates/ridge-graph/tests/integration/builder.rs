@@ -1,6 +1,6 @@
 //! Mistakes that the builder refuses, each named with its place.
 
-use ridge_graph::{Builder, DType, Type};
+use ridge_graph::{Arg, Bindings, Builder, DType, Precision, Tensor, Type, Value, evaluate};
 
 fn state() -> Type {
     Type::state(DType::F32, [4usize])
@@ -58,4 +58,40 @@ fn a_late_input_is_one_wherever_it_is_asked_for() {
     assert!(
         graph.to_string().contains("  late input mask: f32[3],") && graph.to_string().contains("  input x: f32[3],")
     );
+}
+
+#[test]
+fn calls_that_give_one_name_share_a_weight_and_continue_a_state() {
+    let mut g = Builder::new();
+    let adds = g
+        .function("adds", |g| {
+            let (w, s) = (g.weight("w", Type::tensor(DType::F32, [4]))?, g.state("s", state())?);
+            let own = g.weight("own", Type::tensor(DType::F32, [4]))?;
+            let before = g.state_read(s)?;
+            let sum = g.add(before, w)?;
+            let sum = g.add(sum, own)?;
+            g.state_write(s, sum)?;
+            Ok(vec![sum])
+        })
+        .unwrap();
+    let mut last = None;
+    for layer in 0..2 {
+        let shared = |name: &str| if name == "own" { format!("layers.{layer}.own") } else { format!("block.{name}") };
+        last = Some(g.scoped("elsewhere", |g| g.call_named(adds, &[], shared)).unwrap()[0]);
+    }
+    let graph = g.finish(vec![("y".into(), last.unwrap())]).unwrap();
+    let args: Vec<&str> = graph.main().args.iter().map(|arg| &*arg.name).collect();
+    assert_eq!(args, ["block.w", "block.s", "layers.0.own", "layers.1.own"]);
+    let value = |arg: &Arg| {
+        let each = match &*arg.name {
+            "block.w" => 1.0,
+            "block.s" => 10.0,
+            "layers.0.own" => 100.0,
+            _ => 1000.0,
+        };
+        Some(Value::from(Tensor::float(DType::F32, &[4], vec![each; 4])))
+    };
+    let outputs = evaluate(&graph, &value, &Bindings::new(), Precision::Exact).unwrap();
+    // 10 + 1 + 100, and of that 1 + 1000 more.
+    assert!(outputs.iter().all(|(_, value)| value.tensor().floats() == [1112.0; 4]), "{outputs:?}");
 }

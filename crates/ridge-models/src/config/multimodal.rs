@@ -25,6 +25,29 @@ const MULTIMODAL: &[Multimodal] = &[
             })
         },
     },
+    Multimodal {
+        model_type: "gemma3n",
+        text: "gemma3n_text",
+        defaults: || {
+            json!({
+                "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35,
+                "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768,
+                "rms_norm_eps": 1e-6, "sliding_window": 512, "tie_word_embeddings": true
+            })
+        },
+    },
+    Multimodal {
+        model_type: "gemma4",
+        text: "gemma4_text",
+        defaults: || {
+            json!({
+                "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "sliding_window": 512,
+                "tie_word_embeddings": true
+            })
+        },
+    },
     Multimodal { model_type: "llama4", text: "llama4_text", defaults: || json!({ "attention_chunk_size": 8192 }) },
     Multimodal { model_type: "qwen3_5", text: "qwen3_5_text", defaults: || json!({}) },
     Multimodal { model_type: "qwen3_5_moe", text: "qwen3_5_moe_text", defaults: || json!({}) },

@@ -20,13 +20,16 @@ pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpo
 fn language_model(checkpoint: Checkpoint) -> Result<Checkpoint> {
     // The older and the newer spelling.
     const WITHIN: [(&str, &str); 2] = [("language_model.", ""), ("model.language_model.", "model.")];
-    const BESIDE: [&str; 6] = [
+    const BESIDE: [&str; 9] = [
         "vision_tower.*",
         "vision_model.*",
         "multi_modal_projector.*",
         "model.vision_tower.*",
         "model.visual.*",
         "model.multi_modal_projector.*",
+        "model.audio_tower.*",
+        "model.embed_audio.*",
+        "model.embed_vision.*",
     ];
     if !checkpoint.names().any(|name| WITHIN.iter().any(|(prefix, _)| name.starts_with(prefix))) {
         return Ok(checkpoint);

@@ -169,14 +169,19 @@ pub(super) fn gated_mlp(g: &mut Builder, x: Var, inner: usize, gate: MlpGate, bi
     let hidden = width(g, x)?;
     let opened = linear(g, "gate_proj", x, inner, bias)?;
     let up = linear(g, "up_proj", x, inner, bias)?;
-    let h = match gate {
-        MlpGate::Silu => g.swiglu(opened, up)?,
+    let h = open(g, opened, up, gate)?;
+    linear(g, "down_proj", h, hidden, bias)
+}
+
+/// `gate(opened) * up`.
+pub(super) fn open(g: &mut Builder, opened: Var, up: Var, gate: MlpGate) -> GraphResult<Var> {
+    match gate {
+        MlpGate::Silu => g.swiglu(opened, up),
         MlpGate::Gelu(form) => {
             let opened = g.gelu(opened, form)?;
-            g.mul(opened, up)?
+            g.mul(opened, up)
         }
-    };
-    linear(g, "down_proj", h, hidden, bias)
+    }
 }
 
 /// `relu(x)^2`.

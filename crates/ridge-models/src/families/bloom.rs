@@ -6,7 +6,7 @@ use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{NormKind, ResidualHalf, linear, mlp, slopes};
-use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufMapping, LAYER_NORM_EPSILON};
 use super::tensors::{Cut, INPUT_NORM, LM_HEAD, MLP_NORM, PLAIN_MLP, QKV, TensorName, TensorTable};
@@ -105,7 +105,7 @@ pub(super) static BLOOM: FamilyDefinition = FamilyDefinition {
 };
 
 impl DecoderFamily for BloomConfig {
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         self.norm().apply(g, EMBEDDING_NORM, x)
     }
 

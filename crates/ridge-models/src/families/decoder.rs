@@ -5,22 +5,25 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::ops::DerefMut;
 
-use ridge_graph::ops::{LinearCrossEntropy, PagedAttention, RaggedAttention, Rope};
-use ridge_graph::{Builder, DType, Dim, FormatRef, FuncId, GraphError, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::ops::LinearCrossEntropy;
+use ridge_graph::{Builder, DType, Dim, FormatRef, FuncId, Result as GraphResult, Type, Var};
 
-use super::blocks::{NormKind, deinterleaved, linear, rope, scaled, soft_cap, weight};
+use super::blocks::{NormKind, scaled, soft_cap, weight};
+use super::decoder_layer::{KeySource, PassedValues};
 use super::gguf_mapping::GgufEntry;
 use super::layer_states::{LayerStates, empty_group};
 use super::tensors::{TensorName, TensorTable};
-use crate::config::{DecoderConfig, RopeConfig};
+use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::loss::{mean_loss, targets};
 use crate::model::{
-    BuildOptions, Model, StepInputs, attend_cached, attention_symbols, block_table, finish_decoder, history_group,
-    kv_bytes, kv_states, symbols,
+    BuildOptions, Model, StepInputs, block_table, finish_decoder, history_group, kv_bytes, kv_states, symbols,
 };
 use crate::module::{Module, StateGroup};
 use ridge_files::checkpoint::{Part, Stack};
+
+pub(super) use super::decoder_layer::AttentionScores;
+pub(crate) use super::decoder_layer::{DecoderLayer, LayerInputs};
 
 /// A decoder's configuration as a value: what the configuration of every family can do. Implemented for each of them below.
 pub(crate) trait ConfigValue: Any + Debug + Send + Sync {
@@ -104,15 +107,30 @@ pub(crate) trait DecoderFamily: ConfigValue {
     }
 
     /// The input of the first layer, from the embedded tokens `x`: `[tokens, hidden]`.
-    fn embed(&self, _g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, _g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         Ok(x)
+    }
+
+    /// Sets the values that are of layer `index` alone.
+    fn before_layer(&self, _g: &mut Builder, _index: usize, _inputs: &mut LayerInputs) -> GraphResult<()> {
+        Ok(())
+    }
+
+    /// The layer whose weight or state `name` layer `index` has, both within a layer: its own if it is not shared.
+    fn owner(&self, index: usize, _name: &str) -> usize {
+        index
     }
 
     /// The norm in and after the layers.
     fn norm(&self) -> NormKind;
 
-    /// One layer: `x`, `[tokens, hidden]`, to the next.
+    /// One layer: `x`, `[tokens, hidden]` or what else `embed` gave, to the next.
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var>;
+
+    /// What the norm after the layers takes, `[tokens, hidden]`, of the last layer's `x`.
+    fn finish(&self, _g: &mut Builder, x: Var) -> GraphResult<Var> {
+        Ok(x)
+    }
 
     /// The output projection's f32 logits are multiplied by this.
     fn logit_scale(&self) -> f64 {
@@ -124,9 +142,9 @@ pub(crate) trait DecoderFamily: ConfigValue {
         None
     }
 
-    /// Sides of the layers' caches: keys and values, or one that is both.
-    fn cache_sides(&self) -> usize {
-        2
+    /// Sides, heads and their width of the cache of layer `index`: keys and values, or one side that is both.
+    fn cache_shape(&self, _index: usize) -> [usize; 3] {
+        [2, self.decoder().num_key_value_heads, self.decoder().head_dim]
     }
 
     /// Patterns of published tensors that the model does not use, with `*` for any characters.
@@ -163,205 +181,78 @@ pub(crate) trait DecoderFamily: ConfigValue {
     }
 }
 
-/// Where and how a layer is built.
-pub(crate) struct DecoderLayer<'a> {
-    config: &'a DecoderConfig,
+/// The function of the layers of one window and kind.
+struct LayerFunction {
+    window: Option<usize>,
+    kind: &'static str,
+    function: FuncId,
+    /// Names of the values that it takes behind the usual arguments.
+    takes: Vec<&'static str>,
+    /// Names of the values that it gives behind the residual stream.
+    leaves: Vec<&'static str>,
+}
+
+/// The layers of a decoder, called one after another.
+struct Layers<'a> {
+    tensors: &'a TensorTable,
+    family: &'a dyn DecoderFamily,
     options: &'a BuildOptions,
-    /// How many tokens a token sees.
-    pub(super) window: Option<usize>,
-    /// [`DecoderFamily::kind`].
-    pub(super) kind: &'static str,
-    positions: Var,
-    keys: KeySource,
+    functions: Vec<LayerFunction>,
+    inputs: LayerInputs,
 }
 
-/// Where a layer's tokens find the keys and values that they attend to.
-#[derive(Clone, Copy, Debug)]
-enum KeySource {
-    /// In a paged cache, to which the step's are added at these slots, i32 `[tokens]`.
-    Cache { slots: Var },
-    /// Among those of the step's tokens, whose sequences are i32 `[tokens]`.
-    Step { seq_ids: Var },
-}
-
-/// How a layer's attention scores pairs.
-#[derive(Clone, Debug)]
-pub(super) struct AttentionScores {
-    /// Rotation of queries and keys.
-    pub(super) rope: Option<Rope>,
-    /// Factor of the scores.
-    pub(super) scale: f64,
-    /// They stay within this.
-    pub(super) softcap: Option<f64>,
-    /// Does a rotation turn neighbours, elements `2i` and `2i + 1`, rather than `i` and that half a rotation behind it?
-    pub(super) interleaved: bool,
-    /// Do windows begin at multiples of their length?
-    pub(super) chunked: bool,
-    /// What the score of a key is less by for each position that it is back, f32 `[heads]`.
-    pub(super) slopes: Option<Var>,
-    /// One more score of each head's softmax, f32 `[heads]`.
-    pub(super) sinks: Option<Var>,
-}
-
-impl DecoderLayer<'_> {
-    /// The usual scores: rotated as the configuration says, divided by the root of a head's width.
-    pub(super) fn scores(&self) -> AttentionScores {
-        let rope = self.config.rope.as_ref().map(|config| self.rope(config));
-        AttentionScores {
-            rope,
-            scale: 1.0 / (self.config.head_dim as f64).sqrt(),
-            softcap: None,
-            interleaved: false,
-            chunked: false,
-            slopes: None,
-            sinks: None,
+impl Layers<'_> {
+    /// Layer `index` of `x`. With a cache, its keys and values go to `slots`, i32 `[tokens]`.
+    fn call(&mut self, g: &mut Builder, index: usize, x: Var, slots: Option<Var>) -> GraphResult<Var> {
+        let family = self.family;
+        family.before_layer(g, index, &mut self.inputs)?;
+        let at = self.function(g, index, x, slots.is_some())?;
+        let of = &self.functions[at];
+        let mut args: Vec<Var> = [x, self.inputs.positions].into_iter().chain(slots).collect();
+        // Where one is missing, the call says which.
+        args.extend(of.takes.iter().map_while(|name| self.inputs.get(name)));
+        let layers = self.tensors.layers;
+        let outputs = g.scoped(&format!("{layers}.{index}"), |g| {
+            g.call_named(of.function, &args, |name| format!("{layers}.{}.{name}", family.owner(index, name)))
+        })?;
+        for (name, value) in of.leaves.iter().zip(&outputs[1..]) {
+            self.inputs.set(name, *value);
         }
+        Ok(outputs[0])
     }
 
-    /// Does the graph keep states between steps?
-    pub(super) fn keeps_states(&self) -> bool {
-        matches!(self.keys, KeySource::Cache { .. })
-    }
-
-    /// The rotation that `config` says, for the contexts that the model is built for.
-    pub(super) fn rope(&self, config: &RopeConfig) -> Rope {
-        rope(config, self.options.context.unwrap_or_else(|| self.config.max_context()))
-    }
-
-    /// Positions of the tokens in their sequences, i32 `[tokens]`.
-    pub(super) fn positions(&self) -> Var {
-        self.positions
-    }
-
-    /// Queries, keys and values of `x`, each `[tokens, heads, dim]`, with weights of these names.
-    pub(super) fn project(&self, g: &mut Builder, x: Var, names: [&str; 3], bias: bool) -> GraphResult<[Var; 3]> {
-        let c = self.config;
-        let heads = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
-        let mut projected = [x; 3];
-        for ((name, heads), y) in names.into_iter().zip(heads).zip(&mut projected) {
-            let flat = linear(g, name, x, heads * c.head_dim, bias)?;
-            *y = self.split_heads(g, flat)?;
-        }
-        Ok(projected)
-    }
-
-    /// `[tokens, heads * dim]` as `[tokens, heads, dim]`.
-    fn split_heads(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let dim = self.config.head_dim;
-        let heads = g.ty(x)?.shape.last().as_const().map_or(0, |n| n / dim);
-        g.reshape(x, [Dim::sym(symbols::TOKENS), heads.into(), dim.into()])
-    }
-
-    /// `f` of `[tokens, heads, dim]` with its heads as one: `[tokens, heads * dim]`.
-    pub(super) fn across_heads(
-        &self,
-        g: &mut Builder,
-        x: Var,
-        f: impl FnOnce(&mut Builder, Var) -> GraphResult<Var>,
-    ) -> GraphResult<Var> {
-        let joined = self.join_heads(g, x)?;
-        let y = f(g, joined)?;
-        self.split_heads(g, y)
-    }
-
-    /// `[tokens, heads, dim]` as `[tokens, heads * dim]`.
-    fn join_heads(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let width = g.ty(x)?.shape.0[1].as_const().map_or(0, |heads| heads * self.config.head_dim);
-        g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
-    }
-
-    /// Causal attention over the layer's cache, to which `k` and `v` are added, or over those of the step if there is no
-    /// cache: from `[tokens, heads, dim]` each to `[tokens, heads * dim]`.
-    pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
-        self.attend_sides(g, q, (k, Some(v)), scores)
-    }
-
-    /// As [`DecoderLayer::attend`], where keys are the values too: the cache has one side.
-    pub(super) fn attend_rows(&self, g: &mut Builder, q: Var, k: Var, scores: &AttentionScores) -> GraphResult<Var> {
-        self.attend_sides(g, q, (k, None), scores)
-    }
-
-    fn attend_sides(
-        &self,
-        g: &mut Builder,
-        q: Var,
-        (k, v): (Var, Option<Var>),
-        scores: &AttentionScores,
-    ) -> GraphResult<Var> {
-        let turn = |g: &mut Builder, x: Var| match &scores.rope {
-            Some(rope) => {
-                let x = if scores.interleaved { deinterleaved(g, x, 2 * rope.inv_freq.len())? } else { x };
-                g.rope(x, self.positions, rope)
-            }
-            None => Ok(x),
-        };
-        let (q, k) = (turn(g, q)?, turn(g, k)?);
-        let (pairs, cached) = attention_symbols(self.window);
-        let (scale, window, softcap) = (scores.scale, self.window, scores.softcap);
-        let of_heads: Vec<Var> = [scores.slopes, scores.sinks].into_iter().flatten().collect();
-        let a = match self.keys {
-            KeySource::Cache { slots } => {
-                let op = PagedAttention {
-                    scale,
-                    window,
-                    chunked: scores.chunked,
-                    softcap,
-                    slopes: scores.slopes.is_some(),
-                    sinks: scores.sinks.is_some(),
-                    pairs,
-                    cached,
-                };
-                attend_cached(g, (q, k, v), [self.positions, slots], &of_heads, op, self.options)?
-            }
-            KeySource::Step { .. } if scores.chunked || !of_heads.is_empty() => {
-                let why = "attention with ALiBi slopes, sinks or chunked windows has no form without a cache, so models with \
-                           it cannot be trained yet";
-                return Err(GraphError::Use { at: g.scope().into(), why: why.into() });
-            }
-            KeySource::Step { seq_ids } => {
-                let op = RaggedAttention { window, softcap, ..RaggedAttention::causal(scale, pairs) };
-                g.ragged_attention([q, k, v.unwrap_or(k)], seq_ids, op)?
-            }
-        };
-        self.join_heads(g, a)
-    }
-}
-
-/// The functions of a decoder's layers, one for each window and kind.
-#[derive(Default)]
-struct LayerFunctions(Vec<(Option<usize>, &'static str, FuncId)>);
-
-impl LayerFunctions {
-    /// That of layer `index`: from `x`, `[tokens, hidden]`, and `positions`, i32 `[tokens]`, to the next `x`; with a cache
-    /// it takes `slots`, i32 `[tokens]`, behind them.
-    fn of(
-        &mut self,
-        g: &mut Builder,
-        family: &dyn DecoderFamily,
-        index: usize,
-        options: &BuildOptions,
-        cached: bool,
-    ) -> GraphResult<FuncId> {
+    /// Which of the functions is that of layer `index`, whose `x` has the type of the one given: from `x` and `positions`,
+    /// i32 `[tokens]`, with a cache `slots`, i32 `[tokens]`, and the values that it takes.
+    fn function(&mut self, g: &mut Builder, index: usize, x: Var, cached: bool) -> GraphResult<usize> {
+        let (family, options) = (self.family, self.options);
         let (window, kind) = (family.window(index), family.kind(index));
-        if let Some((_, _, function)) = self.0.iter().find(|(w, k, _)| (*w, *k) == (window, kind)) {
-            return Ok(*function);
+        if let Some(known) = self.functions.iter().position(|of| (of.window, of.kind) == (window, kind)) {
+            return Ok(known);
         }
         let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
         let name = if kind.is_empty() { name.to_owned() } else { format!("{kind}_{name}") };
+        let (of_x, passed) = (g.ty(x)?.clone(), PassedValues::new(self.inputs.types(g)?));
+        let (mut takes, mut leaves) = (Vec::new(), Vec::new());
         let function = g.function(&name, |g| {
-            let (config, tokens) = (family.decoder(), Dim::sym(symbols::TOKENS));
-            let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), config.hidden_size.into()]));
-            let row = Type::tensor(DType::I32, Shape(vec![tokens]));
+            let x = g.arg("x", of_x);
+            let row = Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]);
             let positions = g.arg("positions", row.clone());
             let keys = match cached {
                 true => KeySource::Cache { slots: g.arg("slots", row) },
                 false => KeySource::Step { seq_ids: g.step_input("seq_ids", row)? },
             };
-            let at = DecoderLayer { config, options, window, kind, positions, keys };
-            Ok(vec![family.layer(g, x, &at)?])
+            let (config, cache) = (family.decoder(), family.cache_shape(index));
+            let at = DecoderLayer { config, options, window, kind, cache, positions, keys, passed };
+            let mut outputs = vec![family.layer(g, x, &at)?];
+            takes = at.passed.taken();
+            for (name, value) in at.passed.left() {
+                leaves.push(name);
+                outputs.push(value);
+            }
+            Ok(outputs)
         })?;
-        self.0.push((window, kind, function));
-        Ok(function)
+        self.functions.push(LayerFunction { window, kind, function, takes, leaves });
+        Ok(self.functions.len() - 1)
     }
 }
 
@@ -406,22 +297,23 @@ pub(super) fn build(
         g.token_layout(step.seq_ids, step.query_start, step.lengths, step.block_table, options.block_size)?;
     let embedding = embedding_table(&mut g, tensors, config)?;
     let x = g.embedding(embedding, step.token_ids, options.activations)?;
-    let mut x = family.embed(&mut g, x, positions)?;
+    let mut inputs = LayerInputs::new(step.token_ids, positions);
+    let mut x = family.embed(&mut g, x, &mut inputs)?;
+    let mut layers = Layers { tensors, family, options, functions: Vec::new(), inputs };
 
     let mut groups: Vec<StateGroup> = Vec::new();
     // Of each group, the slots of the step's tokens in its blocks.
     let mut slots_of_groups = Vec::new();
-    let mut functions = LayerFunctions::default();
     let mut fixed = empty_group();
     for index in 0..config.num_hidden_layers {
         let (window, states) = (family.window(index), family.states(index, options));
         let scope = format!("{}.{index}", tensors.layers);
-        let function = functions.of(&mut g, family, index, options, true)?;
         let mut slots_of_layer = slots;
         if states.paged {
+            let shape = family.cache_shape(index);
             let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
             if at == groups.len() {
-                groups.push(StateGroup { window, heads: config.num_key_value_heads, ..empty_group() });
+                groups.push(StateGroup { window, heads: shape[1], ..empty_group() });
                 slots_of_groups.push(match window {
                     None => slots,
                     Some(_) => {
@@ -432,15 +324,15 @@ pub(super) fn build(
             }
             let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
             groups[at].states.extend(of_layer);
-            groups[at].bytes_per_token +=
-                kv_bytes([family.cache_sides(), config.num_key_value_heads, config.head_dim], options);
+            groups[at].bytes_per_token += kv_bytes(shape, options);
             slots_of_layer = slots_of_groups[at];
         }
         states.add_to(&mut fixed, &scope);
-        x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots_of_layer]))?[0];
+        x = layers.call(&mut g, index, x, Some(slots_of_layer))?;
     }
     groups.extend((!fixed.states.is_empty()).then_some(fixed));
 
+    let x = family.finish(&mut g, x)?;
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
     let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| head(g, tensors, family, x))?;
     Ok(Model {
@@ -471,12 +363,13 @@ pub(super) fn build_training(
     let positions = g.step_input("positions", row)?;
     let embedding = embedding_table(&mut g, tensors, config)?;
     let x = g.embedding(embedding, token_ids, options.activations)?;
-    let mut x = family.embed(&mut g, x, positions)?;
-    let mut functions = LayerFunctions::default();
+    let mut inputs = LayerInputs::new(token_ids, positions);
+    let mut x = family.embed(&mut g, x, &mut inputs)?;
+    let mut layers = Layers { tensors, family, options, functions: Vec::new(), inputs };
     for index in 0..config.num_hidden_layers {
-        let function = functions.of(&mut g, family, index, options, false)?;
-        x = g.scoped(&format!("{}.{index}", tensors.layers), |g| g.call(function, &[x, positions]))?[0];
+        x = layers.call(&mut g, index, x, None)?;
     }
+    let x = family.finish(&mut g, x)?;
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
     let all_logits = head(&mut g, tensors, family, x)?;
     let hidden = g.cast(x, DType::F32)?;

@@ -150,8 +150,8 @@ impl DecoderFamily for DeepseekConfig {
         NormKind::Rms(self.norm_eps)
     }
 
-    fn cache_sides(&self) -> usize {
-        1
+    fn cache_shape(&self, _index: usize) -> [usize; 3] {
+        [1, self.num_key_value_heads, self.head_dim]
     }
 
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {

@@ -7,7 +7,7 @@ use ridge_graph::ops::{ExpertGroups, MoeRouter};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 use serde_json::{Map, Value as Json};
 
-use super::blocks::{MlpGate, clipped, gated_mlp, linear, scaled, squared, weight};
+use super::blocks::{MlpGate, clipped, gated_mlp, linear, open, scaled, squared, weight};
 use super::gguf_mapping::{GgufEntry, GgufMetadata};
 use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
@@ -145,26 +145,13 @@ pub(super) fn experts_metadata(e: &ExpertsConfig) -> Vec<(&'static str, GgufEntr
 /// outputs are added by the router's weights. Padding goes to none.
 pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult<Var> {
     let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
-    let seq_ids = g.step_input("seq_ids", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
     let (ids, share) = g.scoped("gate", |g| {
         let w = weight(g, "weight", [e.experts, hidden])?;
         let offset = if e.clamped.is_some() { Some(weight(g, "bias", [e.experts])?) } else { None };
         let logits = g.linear_bias(x, w, offset)?;
         let bias =
             if e.sigmoid && !e.weighs_inputs { Some(weight(g, "e_score_correction_bias", [e.experts])?) } else { None };
-        let op = MoeRouter {
-            top_k: e.top_k,
-            sigmoid: e.sigmoid,
-            normalise: e.normalise,
-            scale: e.scale,
-            bias: false,
-            groups: e.groups.filter(|(groups, _)| *groups > 1).map(|(count, kept)| ExpertGroups {
-                count,
-                kept,
-                best: if e.sigmoid { 2 } else { 1 },
-            }),
-        };
-        g.moe_router(logits, bias, op)
+        g.moe_router(logits, bias, router(e))
     })?;
     let (x, share) = match e.weighs_inputs {
         true => {
@@ -173,6 +160,36 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
         }
         false => (x, share),
     };
+    dispatch(g, x, e, [ids, share], MlpGate::Silu)
+}
+
+/// How scores choose experts.
+pub(super) fn router(e: &ExpertsConfig) -> MoeRouter {
+    MoeRouter {
+        top_k: e.top_k,
+        sigmoid: e.sigmoid,
+        normalise: e.normalise,
+        scale: e.scale,
+        bias: false,
+        groups: e.groups.filter(|(groups, _)| *groups > 1).map(|(count, kept)| ExpertGroups {
+            count,
+            kept,
+            best: if e.sigmoid { 2 } else { 1 },
+        }),
+    }
+}
+
+/// The outputs for `x`, `[tokens, hidden]`, of the experts `ids`, i32 `[tokens, top_k]`, added by their f32 shares of the
+/// same shape.
+pub(super) fn dispatch(
+    g: &mut Builder,
+    x: Var,
+    e: &ExpertsConfig,
+    [ids, share]: [Var; 2],
+    gate: MlpGate,
+) -> GraphResult<Var> {
+    let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+    let seq_ids = g.step_input("seq_ids", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
     let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, e.experts)?;
     let (inner, reached) = (e.intermediate_size, reached_symbol(e.experts, e.top_k));
     let project = |g: &mut Builder, name: &str, [out, inner]: [usize; 2], x: Var, rows: Option<Var>| {
@@ -192,10 +209,10 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
     g.scoped("experts", |g| {
         let up = project(g, "up_proj", [inner, hidden], x, Some(rows))?;
         let h = if e.gated {
-            let gate = project(g, "gate_proj", [inner, hidden], x, Some(rows))?;
+            let opened = project(g, "gate_proj", [inner, hidden], x, Some(rows))?;
             match e.clamped {
-                Some(clamped) => open_clamped(g, gate, up, clamped)?,
-                None => g.swiglu(gate, up)?,
+                Some(clamped) => open_clamped(g, opened, up, clamped)?,
+                None => open(g, opened, up, gate)?,
             }
         } else {
             squared(g, up)?

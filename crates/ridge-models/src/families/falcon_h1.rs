@@ -5,7 +5,7 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::bamba::{FEED_FORWARD, FINAL_NORM, HYBRID_HARMLESS};
 use super::blocks::{NormKind, ResidualHalf, linear, scaled};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
@@ -106,6 +106,7 @@ impl FalconH1Config {
             groups: f.size("mamba_n_groups", MAX_SIZE)?,
             state: f.size("mamba_d_state", MAX_SIZE)?,
             kernel: f.size("mamba_d_conv", MAX_SIZE)?,
+            least_step: 0.0,
             conv_bias: f.optional("mamba_conv_bias")?.unwrap_or(true),
             proj_bias,
             factors: factors(f, "ssm_multipliers")?,
@@ -169,7 +170,7 @@ impl DecoderFamily for FalconH1Config {
         LayerStates { paged: true, ..self.mixer.states("mamba", options) }
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         scaled(g, x, self.factors.embedding)
     }
 

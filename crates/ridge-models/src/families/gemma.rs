@@ -7,7 +7,7 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 use serde_json::{Map, Value as Json};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear};
-use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, window_metadata};
 use super::tensors::{
@@ -186,7 +186,7 @@ impl DecoderFamily for GemmaConfig {
         self.windows.get(index).copied().flatten()
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         // The factor is rounded to the dtype of activations, as in training.
         let scale = g.constant_like(x, (self.hidden_size as f64).sqrt())?;
         g.mul(x, scale)

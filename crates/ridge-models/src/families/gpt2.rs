@@ -5,7 +5,7 @@ use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{NormKind, ResidualHalf, linear, mlp, weight};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, LAYER_NORM_EPSILON, LAYERS_KEY};
 use super::tensors::{Cut, LM_HEAD, QKV, TensorName, TensorTable};
@@ -99,11 +99,11 @@ pub(super) static GPT2: FamilyDefinition = FamilyDefinition {
 };
 
 impl DecoderFamily for Gpt2Config {
-    fn embed(&self, g: &mut Builder, x: Var, positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, inputs: &mut LayerInputs) -> GraphResult<Var> {
         let dtype = g.ty(x)?.dtype;
         g.scoped("transformer.wpe", |g| {
             let table = weight(g, "weight", [self.max_position_embeddings, self.hidden_size])?;
-            let place = g.embedding(table, positions, dtype)?;
+            let place = g.embedding(table, inputs.positions, dtype)?;
             g.add(x, place)
         })
     }

@@ -4,7 +4,7 @@
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, scaled};
-use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata};
 use super::llama;
@@ -115,7 +115,7 @@ pub(super) static GRANITE: FamilyDefinition = FamilyDefinition {
 };
 
 impl DecoderFamily for GraniteConfig {
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         scaled(g, x, self.factors.embedding)
     }
 

@@ -5,7 +5,7 @@ use ridge_files::checkpoint::Part;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, scaled};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERT, check_experts, experts_and_shared,
@@ -63,6 +63,7 @@ pub(super) fn read_mixer(f: &mut Fields<'_>, hidden_size: usize) -> Result<Mamba
         groups: f.size("mamba_n_groups", MAX_SIZE)?,
         state: f.size("mamba_d_state", MAX_SIZE)?,
         kernel: f.size("mamba_d_conv", MAX_SIZE)?,
+        least_step: 0.0,
         conv_bias: f.optional("mamba_conv_bias")?.unwrap_or(true),
         proj_bias: f.optional("mamba_proj_bias")?.unwrap_or(false),
         factors: [1.0; 5],
@@ -147,7 +148,7 @@ impl DecoderFamily for GraniteHybridConfig {
         }
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         scaled(g, x, self.factors.embedding)
     }
 

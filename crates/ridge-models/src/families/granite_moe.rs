@@ -5,7 +5,7 @@ use ridge_files::checkpoint::{Part, Rows};
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{NormKind, ResidualHalf, scaled};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERT, check_experts, experts_and_shared,
@@ -102,7 +102,7 @@ pub(super) static GRANITE_MOE_SHARED: FamilyDefinition = FamilyDefinition {
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 
 impl DecoderFamily for GraniteMoeConfig {
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         scaled(g, x, self.factors.embedding)
     }
 

@@ -102,6 +102,7 @@ impl Mamba2Config {
             groups: f.size("n_groups", MAX_SIZE)?,
             state: f.size("state_size", MAX_SIZE)?,
             kernel: f.size("conv_kernel", MAX_SIZE)?,
+            least_step: 0.0,
             conv_bias: f.optional("use_conv_bias")?.unwrap_or(true),
             proj_bias: f.optional("use_bias")?.unwrap_or(false),
             factors: [1.0; 5],

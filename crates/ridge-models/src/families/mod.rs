@@ -3,10 +3,10 @@
 //! the placements of its tensors and what GGUF calls them. It knows nothing of devices, meshes or formats.
 //!
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
-//! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
+//! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `gemma3n.rs` layers that share values and caches, `zamba2.rs` layers that share weights, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
-//! `linear_attention.rs`, `rwkv6.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
+//! `linear_attention.rs`, `rwkv6.rs`, `rwkv7.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
 //! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` one with windows, `vit.rs` a classifier of images, and
 //! `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
@@ -17,6 +17,7 @@ mod blocks;
 mod bloom;
 mod cohere;
 mod decoder;
+mod decoder_layer;
 mod deepseek;
 mod deepseek_v32;
 mod definition;
@@ -26,6 +27,8 @@ mod experts;
 mod falcon;
 mod falcon_h1;
 mod gemma;
+mod gemma3n;
+mod gemma4;
 mod gguf_mapping;
 mod glm4;
 mod glm4_moe;
@@ -55,6 +58,7 @@ mod network;
 mod nomic_bert;
 mod olmo2;
 mod olmoe;
+mod per_layer;
 mod phi3;
 mod planned;
 mod planned_config;
@@ -64,12 +68,14 @@ mod qwen3_next;
 mod recurrent;
 mod registry;
 mod rwkv6;
+mod rwkv7;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod tensors;
 mod text_classifier;
 mod vit;
+mod zamba2;
 
 pub(crate) use definition::FamilyDefinition;
 pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, MixRules, ROTATED_KEY, WINDOW_KEY};
@@ -87,6 +93,8 @@ pub use experts::{ClampedGate, ExpertsConfig};
 pub use falcon::FalconConfig;
 pub use falcon_h1::{FalconH1Config, FalconH1Factors};
 pub use gemma::GemmaConfig;
+pub use gemma3n::Gemma3nConfig;
+pub use gemma4::Gemma4Config;
 pub use glm4::Glm4Config;
 pub use glm4_moe::Glm4MoeConfig;
 pub use gpt_neox::GptNeoxConfig;
@@ -112,6 +120,7 @@ pub use nemotron_h::NemotronHConfig;
 pub use network::{Network, NetworkConfig};
 pub use olmo2::Olmo2Config;
 pub use olmoe::OlmoeConfig;
+pub use per_layer::{PerLayerInputs, SharedKeys};
 pub use phi3::Phi3Config;
 pub use planned_config::{Channel, LatentConfig, LayerKind, Mixer, PlannedConfig};
 pub use qwen::QwenConfig;
@@ -120,8 +129,10 @@ pub use qwen3_next::{DeltaMixer, Qwen3NextConfig};
 pub use recurrent::Mamba2Mixer;
 pub use registry::{family_kind, model_type, planned_model_types};
 pub use rwkv6::Rwkv6Config;
+pub use rwkv7::Rwkv7Config;
 pub use smollm3::SmolLm3Config;
 pub use stablelm::StableLmConfig;
 pub use starcoder2::Starcoder2Config;
 pub use tensors::Cut;
 pub use text_classifier::TextClassifier;
+pub use zamba2::Zamba2Config;

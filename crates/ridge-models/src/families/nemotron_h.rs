@@ -134,6 +134,7 @@ impl NemotronHConfig {
             groups: f.size("n_groups", MAX_SIZE)?,
             state: f.size("ssm_state_size", MAX_SIZE)?,
             kernel: f.size("conv_kernel", MAX_SIZE)?,
+            least_step: 0.0,
             conv_bias: f.optional("use_conv_bias")?.unwrap_or(true),
             proj_bias: f.optional("use_bias")?.unwrap_or(false),
             factors: [1.0; 5],

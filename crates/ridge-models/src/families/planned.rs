@@ -10,8 +10,8 @@ use super::experts::experts;
 use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
 use super::tensors::{LLAMA_TENSORS, QKV};
 use crate::model::{
-    BuildOptions, Model, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group, kv_bytes,
-    kv_states, symbols,
+    BuildOptions, CacheRows, Model, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
+    kv_bytes, kv_states, symbols,
 };
 use crate::module::{Module, StateGroup};
 
@@ -201,7 +201,8 @@ impl PlannedLayer<'_> {
         }
         let (pairs, cached) = attention_symbols(None);
         let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
-        let a = attend_cached(g, (q, k, Some(v)), [self.positions, self.slots], &[], op, self.options)?;
+        let cache = CacheRows { rows: &[k, v], slots: self.slots, shape: [2, c.num_key_value_heads, c.head_dim] };
+        let a = attend_cached(g, q, cache, self.positions, &[], op, self.options)?;
         let a = Self::flat(g, a)?;
         linear(g, "o_proj", a, c.hidden_size, false)
     }

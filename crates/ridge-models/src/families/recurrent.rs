@@ -241,6 +241,8 @@ pub struct Mamba2Mixer {
     pub state: usize,
     /// Tokens that the convolution sees.
     pub kernel: usize,
+    /// Time steps are this long at least.
+    pub least_step: f64,
     /// Has the convolution a bias?
     pub conv_bias: bool,
     /// Have the projections in and out?
@@ -300,7 +302,11 @@ impl Mamba2Mixer {
         let bias = f32_weight(g, "dt_bias", [self.heads])?;
         let dt = g.cast(dt, DType::F32)?;
         let dt = g.add(dt, bias)?;
-        let dt = g.softplus(dt)?;
+        let mut dt = g.softplus(dt)?;
+        if self.least_step > 0.0 {
+            let least = g.constant(DType::F32, self.least_step)?;
+            dt = g.max(dt, least)?;
+        }
         let decay = decay(g, dt, [self.heads])?;
         let (dt, decay) = (heads_of(g, dt, self.heads)?, heads_of(g, decay, self.heads)?);
         let v = g.mul(x, dt)?;

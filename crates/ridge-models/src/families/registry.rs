@@ -8,10 +8,10 @@ use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
-    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
-    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama, llama4, mamba, mamba2,
-    minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe,
-    qwen3_next, rwkv6, smollm3, stablelm, starcoder2, vit,
+    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, gemma4, glm4,
+    glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama,
+    llama4, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3,
+    qwen, qwen3_moe, qwen3_next, rwkv6, rwkv7, smollm3, stablelm, starcoder2, vit, zamba2,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -34,6 +34,8 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &mamba::FALCON_MAMBA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma3n::GEMMA3N,
+    &gemma4::GEMMA4,
     &linear_attention::GLA,
     &glm4::GLM,
     &glm4::GLM4,
@@ -74,11 +76,13 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &linear_attention::RETNET,
     &bert::ROBERTA,
     &rwkv6::RWKV6,
+    &rwkv7::RWKV7,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,
     &starcoder2::STARCODER2,
     &vit::VIT,
     &bert::XLM_ROBERTA,
+    &zamba2::ZAMBA2,
 ];
 
 /// Reads a configuration for plans.
@@ -374,6 +378,8 @@ mod tests {
             "falcon",
             "gemma2",
             "gemma3_text",
+            "gemma3n_text",
+            "gemma4_text",
             "gpt2",
             "granite",
             "granitemoehybrid",
@@ -384,6 +390,7 @@ mod tests {
             "qwen2",
             "smollm3",
             "starcoder2",
+            "zamba2",
         ]
         .map(|family| (family, "lm_head"));
         cut.retain(|cut| !tied.contains(cut));

@@ -7,7 +7,7 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 use serde_json::Value as Json;
 
 use super::blocks::{NormKind, ResidualHalf, linear, squared, weight};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
@@ -38,9 +38,9 @@ pub struct Rwkv6Config {
 }
 
 /// The scopes of both mixers, published as `attn` and `ffn`, and of states within them.
-const TOKENS: &str = "time_mixer";
-const CHANNELS: &str = "channel_mixer";
-const SHIFT: &str = "shift";
+pub(super) const TOKENS: &str = "time_mixer";
+pub(super) const CHANNELS: &str = "channel_mixer";
+pub(super) const SHIFT: &str = "shift";
 const DELAY: &str = "delay";
 
 /// What the recurrence takes of a token: receptance, decay, key, value and gate.
@@ -186,7 +186,7 @@ fn shifted_linear(g: &mut Builder, name: &str, x: Var, delta: Var, to: usize) ->
 deref_to_decoder!(Rwkv6Config);
 
 /// The norm behind the embedding.
-const FIRST_NORM: &str = "model.layers.0.pre_norm";
+pub(super) const FIRST_NORM: &str = "model.layers.0.pre_norm";
 
 /// How it is registered.
 pub(super) static RWKV6: FamilyDefinition = FamilyDefinition {
@@ -216,7 +216,7 @@ impl DecoderFamily for Rwkv6Config {
             .with_conv(&within(CHANNELS, SHIFT), self.hidden_size, 2, options)
     }
 
-    fn embed(&self, g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
         if self.norm_first { self.norm().apply(g, FIRST_NORM, x) } else { Ok(x) }
     }
 

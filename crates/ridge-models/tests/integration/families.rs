@@ -23,9 +23,15 @@ fn has_experts(fixture: &Fixture) -> bool {
     fixture.model.graph.args(Role::Weight).any(|arg| arg.name.contains(".experts."))
 }
 
-/// Does one rounding move all that follows: that of an expert's weight its row, and that of a recurrent state the rows behind it?
+/// Does one rounding move all that follows: that of an expert's weight its row, that of a recurrent state the rows behind it, and
+/// that of a key or value that several layers share all of them?
 fn carries_roundings(fixture: &Fixture) -> bool {
-    has_experts(fixture) || has_fixed_state(&fixture.model.graph)
+    has_experts(fixture) || has_fixed_state(&fixture.model.graph) || shares_keys(fixture)
+}
+
+fn shares_keys(fixture: &Fixture) -> bool {
+    let layers = fixture.model.state_groups.iter().map(|group| group.states.len()).sum::<usize>();
+    layers < fixture.config.num_hidden_layers
 }
 
 fn whole(tokens: &[i64]) -> [Sequence; 1] {
@@ -183,6 +189,10 @@ fn local_and_global_layers_are_separate_groups_of_state() {
     };
     // 2 sides, 2 heads of 8, 4 bytes.
     assert_eq!(groups("gemma3"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 128, None)]);
+    // The last two layers have the caches of the second and the third.
+    assert_eq!(groups("gemma3n"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 128, None)]);
+    // Heads of 12 where layers see everything.
+    assert_eq!(groups("gemma4"), [(kv(&[0, 1]), 2 * 128, Some(8)), (kv(&[2]), 192, None)]);
     assert_eq!(groups("gemma2"), [(kv(&[0]), 128, Some(8)), (kv(&[1]), 128, None)]);
     assert_eq!(groups("mistral"), [(kv(&[0, 1, 2]), 3 * 128, Some(8))]);
     assert_eq!(groups("qwen2"), [(kv(&[0, 1]), 2 * 128, None)]);
@@ -265,15 +275,18 @@ fn two_ranks_compute_what_one_does() {
         }
         for (whole, part) in graph.main().args.iter().zip(&local.graph.main().args) {
             let in_layer = whole.name.split('.').any(|part| part.parse::<usize>().is_ok());
-            // Every rank chooses experts for all tokens, and opens those that all of them take.
-            let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end));
+            // Every rank chooses experts for all tokens, opens those that all of them take, and has all streams of a residual.
+            let router = [".gate.weight", "shared_expert_gate.weight"].iter().any(|end| whole.name.ends_with(end))
+                || [".altup", ".router."].iter().any(|part| whole.name.contains(part));
             // A mixer with a state is whole on each rank.
-            let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer"].iter().any(|scope| {
-                let whole_mixer = |name: &str| name.split('.').any(|part| part == *scope);
-                let cut = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "kv"];
-                whole_mixer(&whole.name)
-                    && !(*scope == "mixer" && whole.name.split('.').any(|part| cut.contains(&part)))
-            });
+            let mixer = ["mixer", "mamba", "linear_attn", "conv", "time_mixer", "channel_mixer", "adapters", "linear"]
+                .iter()
+                .any(|scope| {
+                    let whole_mixer = |name: &str| name.split('.').any(|part| part == *scope);
+                    let cut = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "kv"];
+                    whole_mixer(&whole.name)
+                        && !(*scope == "mixer" && whole.name.split('.').any(|part| cut.contains(&part)))
+                });
             // What is added once to a sum over ranks is whole on each.
             let summand = whole.name.ends_with("experts.down_proj.bias");
             let matrix = whole.role == Role::Weight && whole.ty.shape.rank() >= 2 && !router && !summand;

@@ -18,6 +18,10 @@ const FAMILIES: &[&str] = &[
     "falcon_mamba",
     "gemma2",
     "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_dense",
+    "gemma4_moe",
     "glm",
     "glm4",
     "glm4_moe",
@@ -45,6 +49,7 @@ const FAMILIES: &[&str] = &[
     "smollm3",
     "stablelm",
     "starcoder2",
+    "zamba2",
 ];
 
 fn folder(name: &str) -> PathBuf {
@@ -119,12 +124,34 @@ fn what_would_change_the_model_is_refused_by_key_and_value() {
         ("qwen3", "hidden_act", json!("gelu")),
         ("qwen3_5", "attn_output_gate", json!(false)),
         ("qwen3_5_moe", "norm_topk_prob", json!(false)),
+        ("zamba2", "add_bias_linear", json!(true)),
+        ("zamba2", "use_long_context", json!(true)),
+        ("gemma3n", "hidden_activation", json!("silu")),
+        ("gemma4_dense", "use_bidirectional_attention", json!("all")),
         ("smollm3", "hidden_act", json!("gelu")),
         ("stablelm", "hidden_act", json!("gelu")),
         ("starcoder2", "norm_type", json!("rms_norm")),
     ] {
         let message = with(name, &json!({key: value})).unwrap_err();
         assert!(message.starts_with(&format!("config.json: {key} = {value} is not supported; ")), "{name}: {message}");
+    }
+}
+
+#[test]
+fn layers_that_cannot_share_are_refused() {
+    for (name, key, value, why) in [
+        ("gemma3n", "num_kv_shared_layers", json!(3), "leaves layer 2 without an earlier layer whose keys"),
+        ("gemma3n", "num_kv_shared_layers", json!(5), "leaves none of 5 layers with keys of its own"),
+        ("gemma3n", "altup_num_inputs", json!(1), "is below 2"),
+        ("gemma3n", "altup_active_idx", json!(3), "is not below altup_num_inputs = 3"),
+        ("gemma3n", "intermediate_size", json!([20, 20, 20, 20, 24]), "is not one width, 5 times"),
+        ("gemma3n", "activation_sparsity_pattern", json!([0.5, 0.5]), "has 2 shares for 5 layers"),
+        ("gemma3n", "activation_sparsity_pattern", json!([0.5, 1.0, 0, 0, 0]), "has 1, which is outside 0.0..1.0"),
+        ("zamba2", "layers_block_type", json!(["mamba", "hybrid"]), "names 2 layers of 4"),
+        ("zamba2", "hybrid_layer_ids", json!([1, 2]), "are not the hybrid layers"),
+    ] {
+        let message = with(name, &json!({key: value})).unwrap_err();
+        assert!(message.starts_with(&format!("config.json: {key} = ")) && message.contains(why), "{name}: {message}");
     }
 }
 

@@ -44,6 +44,10 @@ fn models() -> Vec<String> {
                 "falcon_h1_plain",
                 "falcon_mamba",
                 "falcon_rw",
+                "gemma3n",
+                "gemma4",
+                "gemma4_dense",
+                "gemma4_moe",
                 "gla",
                 "glm",
                 "glm4_moe",
@@ -71,9 +75,12 @@ fn models() -> Vec<String> {
                 "retnet",
                 "roberta",
                 "rwkv6",
+                "rwkv7",
                 "starcoder2",
                 "vit",
                 "xlm_roberta",
+                "zamba2",
+                "zamba2_plain",
                 "xlm_roberta_reranker",
             ];
             if !without.contains(&name.as_str()) {

@@ -19,10 +19,11 @@ fn model(name: &str) -> Model {
     }
 }
 
-/// Biases by which experts are chosen: transformers keeps them as buffers, which it does not count.
-fn correction_biases(graph: &Graph) -> u64 {
-    let biases = graph.args(Role::Weight).filter(|a| a.name.ends_with("e_score_correction_bias"));
-    biases.map(|a| a.ty.shape.elements().as_const().unwrap() as u64).sum()
+/// Biases by which experts are chosen, and factors of layers: transformers keeps them as buffers, which it does not count.
+fn buffers(graph: &Graph) -> u64 {
+    let is_buffer = |name: &str| ["e_score_correction_bias", "layer_scalar"].iter().any(|end| name.ends_with(end));
+    let buffers = graph.args(Role::Weight).filter(|a| is_buffer(&a.name));
+    buffers.map(|a| a.ty.shape.elements().as_const().unwrap() as u64).sum()
 }
 
 #[test]
@@ -32,7 +33,7 @@ fn every_config_has_exactly_the_parameters_that_transformers_counts() {
     assert_eq!(counts.len(), std::fs::read_dir(fixtures().join("configs")).unwrap().count());
     for (name, count) in counts {
         let model = model(&name);
-        assert_eq!(model.parameter_count() - correction_biases(&model.graph), count, "{name}");
+        assert_eq!(model.parameter_count() - buffers(&model.graph), count, "{name}");
     }
 }
 
@@ -48,7 +49,7 @@ fn has_the_counts_of(file: &str, at_least: usize) {
             Err(why) => wrong.push(why.to_string()),
             Ok(config) => {
                 let network = config.build(&BuildOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
-                let counted = network.module().parameter_count() - correction_biases(&network.module().graph);
+                let counted = network.module().parameter_count() - buffers(&network.module().graph);
                 if counted != want {
                     wrong.push(format!("{name} has {counted} parameters instead of {want}"));
                 }

@@ -44,6 +44,10 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("falcon_rw", None),
     ("gemma2", None),
     ("gemma3", None),
+    ("gemma3n", None),
+    ("gemma4", None),
+    ("gemma4_dense", None),
+    ("gemma4_moe", None),
     ("gla", None),
     ("glm", None),
     ("glm4", None),
@@ -87,10 +91,13 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen3_next", None),
     ("retnet", None),
     ("rwkv6", None),
+    ("rwkv7", None),
     ("smollm3", None),
     ("stablelm", None),
     ("stablelm_parallel", None),
     ("starcoder2", None),
+    ("zamba2", None),
+    ("zamba2_plain", None),
 ];
 
 /// Tokens of a block of the cache: not a divisor of anything else here.

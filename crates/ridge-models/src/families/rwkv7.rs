@@ -1,0 +1,313 @@
+//! RWKV-7 (Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution", section 4), in the form that the
+//! flash-linear-attention library publishes. Each layer has a mixer of tokens, a generalised delta rule whose values are
+//! mixed with those of the first layer, and one of channels; both see the token before.
+
+use ridge_files::checkpoint::Part;
+use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Var};
+use serde_json::Value as Json;
+
+use super::blocks::{NormKind, ResidualHalf, linear, scaled, squared, weight};
+use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::experts::MAX_SIZE;
+use super::layer_states::LayerStates;
+use super::linear_attention::LINEAR_HARMLESS;
+use super::recurrent::{flat, grouped_layer_norm, heads_of, previous, recurrence};
+use super::rwkv6::{CHANNELS, FIRST_NORM, SHIFT, TOKENS};
+use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
+use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HEADS, REMEDY};
+use crate::error::Result;
+use crate::model::BuildOptions;
+
+/// Every size and switch of an RWKV-7 model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rwkv7Config {
+    /// What every decoder has.
+    pub decoder: DecoderConfig,
+    /// Rank of the projection of decays.
+    pub decay_rank: usize,
+    /// Rank of that of gates.
+    pub gate_rank: usize,
+    /// Rank of that of learning rates.
+    pub rate_rank: usize,
+    /// Rank of that of the first layer's share of values.
+    pub value_rank: usize,
+    /// Is there a norm behind the embedding?
+    pub norm_first: bool,
+    /// Do norms outside the mixers have biases?
+    pub norm_bias: bool,
+    /// Are squares of keys' lengths 1e-6 longer, as the library's fused norm has them?
+    pub fused_norm: bool,
+}
+
+/// The value by which layers know the first one's values.
+const FIRST_VALUES: &str = "first_values";
+/// The kind of the first layer.
+const FIRST: &str = "first";
+/// The largest rate of a decay: the root of 1 / e.
+const LARGEST_RATE: f64 = 0.606_530_659_712_633_4;
+
+impl Rwkv7Config {
+    fn read(f: &mut Fields<'_>) -> Result<Self> {
+        const KEYS: DecoderKeys = DecoderKeys {
+            // The library computes it from a ratio where the file has none.
+            intermediate_factor: Some(4),
+            num_attention_heads: "",
+            num_key_value_heads: "",
+            positions: Some(2048),
+            norm_eps: "norm_eps",
+            default_eps: Some(1e-5),
+            ..DECODER_KEYS
+        };
+        f.needs(&["decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim"])?;
+        f.must_be("attn", Json::Null)?;
+        f.must_be("hidden_act", "sqrelu")?;
+        let given = f.raw("intermediate_size").is_some();
+        let mut decoder = DecoderConfig::read(f, &KEYS)?;
+        let hidden = decoder.hidden_size;
+        let ratio = f.optional_positive("hidden_ratio")?.unwrap_or(4.0);
+        if !given {
+            decoder.intermediate_size = ((hidden as f64 * ratio) as usize).next_multiple_of(32);
+        }
+        let (heads, dim) = (f.optional_size("num_heads", MAX_HEADS)?, f.optional_size("head_dim", hidden)?);
+        let heads = heads.or(dim.map(|dim| hidden / dim)).unwrap_or(hidden / 64);
+        if heads == 0 || !hidden.is_multiple_of(heads) || dim.is_some_and(|dim| dim * heads != hidden) {
+            return Err(f.wrong(
+                "head_dim",
+                format!("does not divide hidden_size = {hidden} into {heads} heads"),
+                REMEDY,
+            ));
+        }
+        (decoder.num_attention_heads, decoder.num_key_value_heads) = (heads, heads);
+        decoder.head_dim = hidden / heads;
+        let wide = match f.is_list("value_dim") {
+            true => f.required::<Vec<u64>>("value_dim")?.iter().any(|width| *width != hidden as u64),
+            false => f.count("value_dim")?.is_some_and(|width| width != hidden as u64),
+        };
+        if wide {
+            let remedy = "Ridge runs models whose values are as wide as the residual stream";
+            return Err(f.wrong("value_dim", format!("is not hidden_size = {hidden}"), remedy));
+        }
+        Ok(Self {
+            decay_rank: f.size("decay_low_rank_dim", MAX_SIZE)?,
+            gate_rank: f.size("gate_low_rank_dim", MAX_SIZE)?,
+            rate_rank: f.size("a_low_rank_dim", MAX_SIZE)?,
+            value_rank: f.size("v_low_rank_dim", MAX_SIZE)?,
+            norm_first: f.optional("norm_first")?.unwrap_or(true),
+            norm_bias: f.optional("norm_bias")?.unwrap_or(true),
+            fused_norm: f.optional("fuse_norm")?.unwrap_or(true),
+            decoder,
+        })
+    }
+
+    /// The mixer of tokens.
+    fn mix_tokens(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+        let (heads, hidden, dtype) = (self.num_attention_heads, self.hidden_size, g.ty(x)?.dtype);
+        let before = previous(g, at, SHIFT, x)?;
+        let delta = g.sub(before, x)?;
+        let mut mixed = [x; 6];
+        for (name, y) in ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"].into_iter().zip(&mut mixed) {
+            *y = shifted(g, name, x, delta, Shape::new([1, 1, hidden]))?;
+        }
+        let [r, w, k, mut v, rate, gate] = mixed;
+        let r = linear(g, "r_proj", r, hidden, false)?;
+        let k = linear(g, "k_proj", k, hidden, false)?;
+        let own = linear(g, "v_proj", v, hidden, false)?;
+        v = match at.kind {
+            FIRST => {
+                at.leave(FIRST_VALUES, own);
+                own
+            }
+            _ => {
+                let first = at.value(g, FIRST_VALUES)?;
+                let share = low_rank(g, "v_lora", v, [self.value_rank, hidden], |_, x| Ok(x), true)?;
+                let share = g.sigmoid(share)?;
+                let beyond = g.sub(first, own)?;
+                let beyond = g.mul(beyond, share)?;
+                g.add(own, beyond)?
+            }
+        };
+        let w = low_rank(g, "w_lora", w, [self.decay_rank, hidden], Builder::tanh, true)?;
+        let rate = low_rank(g, "a_lora", rate, [self.rate_rank, hidden], |_, x| Ok(x), true)?;
+        let gate = low_rank(g, "g_lora", gate, [self.gate_rank, hidden], Builder::sigmoid, false)?;
+
+        let wide = |g: &mut Builder, x: Var| g.cast(x, DType::F32);
+        let (w, rate, k) = (wide(g, w)?, wide(g, rate)?, wide(g, k)?);
+        let (w, rate) = (g.sigmoid(w)?, g.sigmoid(rate)?);
+        let decay = scaled(g, w, -LARGEST_RATE)?;
+        let removed = f32_vector(g, "k_k", [hidden])?;
+        let removed = g.mul(k, removed)?;
+        // k * (1 + (rate - 1) * k_a)
+        let replaced = f32_vector(g, "k_a", [hidden])?;
+        let one = g.constant(DType::F32, 1.0)?;
+        let less = g.sub(rate, one)?;
+        let less = g.mul(less, replaced)?;
+        let less = g.mul(less, k)?;
+        let k = g.add(k, less)?;
+
+        let (r, v) = (wide(g, r)?, wide(g, v)?);
+        let mut by_head = [r, k, v, decay, removed, rate];
+        for x in &mut by_head {
+            *x = heads_of(g, *x, heads)?;
+        }
+        let [r, k, v, decay, removed, rate] = by_head;
+        let removed = self.direction(g, removed)?;
+        let (erase, write) = (g.neg(removed)?, g.mul(removed, rate)?);
+        let y = recurrence(g, at, [r, k, v, decay], Some([erase, write]))?;
+        let y = grouped_layer_norm(g, "g_norm", y, self.head_dim as f64 * self.norm_eps)?;
+
+        // And a token's own key and value with a factor for each channel.
+        let bonus = f32_vector(g, "r_k", [heads, self.head_dim])?;
+        let own = g.mul(r, k)?;
+        let own = g.mul(own, bonus)?;
+        let own = g.reduce_sum(own, 2)?;
+        let own = g.mul(own, v)?;
+        let own = flat(g, own)?;
+        let y = g.add(y, own)?;
+        let gate = wide(g, gate)?;
+        let y = g.mul(y, gate)?;
+        let y = g.cast(y, dtype)?;
+        linear(g, "o_proj", y, hidden, false)
+    }
+
+    /// The heads of f32 `x`, `[tokens, heads, dim]`, divided by their lengths.
+    fn direction(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let square = g.mul(x, x)?;
+        let sum = g.reduce_sum(square, 2)?;
+        let least = g.constant(DType::F32, if self.fused_norm { 1e-6 } else { 1e-24 })?;
+        let sum = if self.fused_norm { g.add(sum, least)? } else { g.max(sum, least)? };
+        let factor = g.rsqrt(sum)?;
+        g.mul(x, factor)
+    }
+
+    /// The mixer of channels.
+    fn mix_channels(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+        let before = previous(g, at, SHIFT, x)?;
+        let delta = g.sub(before, x)?;
+        let h = shifted(g, "x_k", x, delta, Shape::new([self.hidden_size]))?;
+        let h = linear(g, "key", h, self.intermediate_size, false)?;
+        let h = squared(g, h)?;
+        linear(g, "value", h, self.hidden_size, false)
+    }
+}
+
+/// `x` with a learned share of `delta` in each channel; the weight `name` has this `shape`.
+fn shifted(g: &mut Builder, name: &str, x: Var, delta: Var, shape: Shape) -> GraphResult<Var> {
+    let ty = g.ty(x)?.clone();
+    let share = g.weight(name, ridge_graph::Type::tensor(DType::F32, shape))?;
+    let share = g.reshape(share, Shape(vec![ty.shape.last()]))?;
+    let share = g.cast(share, ty.dtype)?;
+    let share = g.mul(delta, share)?;
+    g.add(x, share)
+}
+
+/// The projection of low rank of scope `name`, through `bend` between its halves, to `[rank, width]`.
+fn low_rank(
+    g: &mut Builder,
+    name: &str,
+    x: Var,
+    [rank, width]: [usize; 2],
+    bend: impl FnOnce(&mut Builder, Var) -> GraphResult<Var>,
+    bias: bool,
+) -> GraphResult<Var> {
+    g.scoped(&format!("{name}.lora"), |g| {
+        let low = linear(g, "0", x, rank, false)?;
+        let low = bend(g, low)?;
+        linear(g, "2", low, width, bias)
+    })
+}
+
+/// The f32 value of the weight `name`.
+fn f32_vector<const N: usize>(g: &mut Builder, name: &str, shape: [usize; N]) -> GraphResult<Var> {
+    let w = weight(g, name, shape)?;
+    g.cast(w, DType::F32)
+}
+
+deref_to_decoder!(Rwkv7Config);
+
+/// How it is registered.
+pub(super) static RWKV7: FamilyDefinition = FamilyDefinition {
+    name: "rwkv7",
+    model_type: "rwkv7",
+    class: Some("RWKV7ForCausalLM"),
+    harmless: &[LINEAR_HARMLESS],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Rwkv7Config::read(f)?))),
+    tensors: TensorTable {
+        embedding: TensorName { scope: "model.embeddings", cut: None, gguf: None },
+        attention: TOKENS,
+        norm: TensorName { scope: "model.norm", cut: None, gguf: None },
+        head: TensorName::planned("lm_head", Cut::Vocabulary),
+        layer: &[],
+        ..LLAMA_TENSORS
+    },
+    gguf: None,
+};
+
+impl DecoderFamily for Rwkv7Config {
+    fn kind(&self, index: usize) -> &'static str {
+        if index == 0 { FIRST } else { "" }
+    }
+
+    fn states(&self, _index: usize, options: &BuildOptions) -> LayerStates {
+        let shift = |scope: &str| format!("{scope}.{SHIFT}");
+        LayerStates::none()
+            .with_conv(&shift(TOKENS), self.hidden_size, 2, options)
+            .with_recurrence(TOKENS, [self.num_attention_heads, self.head_dim, self.head_dim])
+            .with_conv(&shift(CHANNELS), self.hidden_size, 2, options)
+    }
+
+    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
+        if self.norm_first { self.norm().apply(g, FIRST_NORM, x) } else { Ok(x) }
+    }
+
+    fn norm(&self) -> NormKind {
+        if self.norm_bias { NormKind::Layer(self.norm_eps) } else { NormKind::LayerUnbiased(self.norm_eps) }
+    }
+
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+        let x = ResidualHalf::before(self.norm(), "attn_norm").add(g, x, TOKENS, |g, x| self.mix_tokens(g, x, at))?;
+        ResidualHalf::before(self.norm(), "ffn_norm").add(g, x, CHANNELS, |g, x| self.mix_channels(g, x, at))
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        // Whole mixers: their states are under other names than those of attention.
+        let part = |published: &str, scope: &str| Part {
+            of: format!("model.layers.*.{published}"),
+            name: format!("model.layers.*.{scope}"),
+            transposed: false,
+            rows: None,
+        };
+        let of_tokens = [
+            "x_r",
+            "x_w",
+            "x_k",
+            "x_v",
+            "x_a",
+            "x_g",
+            "k_k",
+            "k_a",
+            "r_k",
+            "r_proj.weight",
+            "k_proj.weight",
+            "v_proj.weight",
+            "o_proj.weight",
+            "g_norm.weight",
+            "g_norm.bias",
+            "w_lora.lora.0.weight",
+            "w_lora.lora.2.weight",
+            "w_lora.lora.2.bias",
+            "v_lora.lora.0.weight",
+            "v_lora.lora.2.weight",
+            "v_lora.lora.2.bias",
+            "a_lora.lora.0.weight",
+            "a_lora.lora.2.weight",
+            "a_lora.lora.2.bias",
+            "g_lora.lora.0.weight",
+            "g_lora.lora.2.weight",
+        ];
+        let of_tokens = of_tokens.map(|name| part(&format!("attn.{name}"), &format!("{TOKENS}.{name}")));
+        let of_channels = ["x_k", "key.weight", "value.weight"];
+        let of_channels = of_channels.map(|name| part(&format!("ffn.{name}"), &format!("{CHANNELS}.{name}")));
+        of_tokens.into_iter().chain(of_channels).collect()
+    }
+}
