@@ -134,6 +134,12 @@ impl Backend for Cuda {
         Ok(Buffer::new(bytes, Arc::new(memory)))
     }
 
+    fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
+        let memory = self.device.allocate_on_host(bytes, MemoryOwner::HostStates)?;
+        self.device.queue()?.fill(&memory, 0, bytes)?;
+        Ok(Buffer::new(bytes, Arc::new(memory)))
+    }
+
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         self.device.order.wait_released()?;
         self.device.download(DeviceMemory::of(buffer)?)

@@ -8,7 +8,9 @@ use ridge_graph::passes::{OpPrecision, RoutedLayer};
 use ridge_graph::{Bindings, DType, Graph, Role, Type, passes};
 use ridge_hw::units::Bytes;
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles, training_bindings};
-use ridge_runtime::{Backend, ProgramCache, Schedule, Stage, Times};
+use ridge_runtime::{
+    Backend, MemoryBytes, MemoryOwner, MemorySnapshot, ProgramCache, Schedule, Stage, Times, memory_snapshot, plan,
+};
 use serde_json::Value;
 
 use crate::data::{Corpus, Vocabulary};
@@ -19,7 +21,7 @@ use crate::mup::WidthScaling;
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
 use crate::recompute::RecomputeLevel;
 use crate::settings::{OptimizerName, Precision, Settings};
-use crate::step::{StepPlan, compensation_name, ema_name, master_name, trained_weights};
+use crate::step::{StepPlan, UPDATE, compensation_name, ema_name, master_name, trained_weights};
 
 /// All that is known of a run before anything is on a device.
 pub struct Prepared {
@@ -132,7 +134,9 @@ impl Prepared {
         let experts = self.experts.first().map(|layer| [self.experts.len(), layer.experts]);
         let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
         let fp8_history = train.fp8_history;
-        let plan = StepPlan { graph, updates, precision, parts, ema, experts, fp8_history, recompute };
+        let bindings = self.bindings();
+        let offload = train.offload.has_activations().then_some(&bindings);
+        let plan = StepPlan { graph, updates, precision, parts, ema, experts, fp8_history, recompute, offload };
         Ok(plan.schedule()?)
     }
 
@@ -151,7 +155,7 @@ impl Prepared {
         let mut next = 0;
         while low < high {
             let schedule = self.schedule_at(levels[next])?;
-            let needed = self.memory_of(&schedule, &ProgramCache::new(Arc::clone(backend)))?.iter().sum();
+            let needed = self.memory_of(&schedule, &ProgramCache::new(Arc::clone(backend)))?.on_device() as u64;
             least = least.min(needed);
             if needed <= budget {
                 high = next;
@@ -226,22 +230,43 @@ impl Prepared {
         optimizer_name(self.settings.optimizer.name)
     }
 
-    /// Bytes that a run allocates on the device: parameters, and what the programs of steps and of validation need besides.
+    /// The states that are kept in memory of the host.
+    pub fn on_host(&self) -> HashSet<&str> {
+        match self.settings.train.offload.has_optimizer() {
+            true => self.schedule.states_of(UPDATE).collect(),
+            false => HashSet::new(),
+        }
+    }
+
+    /// What a run allocates: all parameters as states, and what the programs of steps and of validation need besides.
     /// Samples of text, if there are any, add the programs and the cache of an engine.
     ///
     /// # Errors
     /// When a program cannot be compiled.
-    pub fn memory(&self, programs: &ProgramCache) -> Result<[u64; 2]> {
+    pub fn memory(&self, programs: &ProgramCache) -> Result<MemoryBytes> {
         self.memory_of(&self.schedule, programs)
     }
 
-    fn memory_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<[u64; 2]> {
+    fn memory_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<MemoryBytes> {
         let bindings = self.bindings();
         let mut all = schedule.clone();
         let (graph, outputs) = (self.graph.clone(), EVALUATED.to_vec());
         all.stages.push(Stage { name: "evaluate", graph, outputs, times: Times::Once });
-        let parameters = all.parameter_bytes(&bindings, &**programs.backend())?;
-        Ok([parameters, all.memory(programs, &bindings)?.on_device() as u64])
+        let parameters = all.parameter_memory(&bindings, &**programs.backend(), &self.on_host())?;
+        let owners = [MemoryOwner::States, MemoryOwner::HostStates];
+        let besides = all.memory(programs, &bindings)?;
+        Ok(owners.into_iter().fold(besides, |memory, owner| memory.with(owner, parameters.get(owner))))
+    }
+
+    /// What the forward and backward pass of a micro-batch has in memory, launch by launch.
+    ///
+    /// # Errors
+    /// When the program cannot be compiled.
+    pub fn snapshot(&self, programs: &ProgramCache) -> Result<MemorySnapshot> {
+        let Some(stage) = self.schedule.stages.first() else { return Ok(MemorySnapshot::default()) };
+        let program = programs.get(&stage.graph, &stage.outputs)?;
+        let (lowered, bindings) = (program.graph(), self.bindings());
+        Ok(memory_snapshot(lowered, &plan(lowered, &bindings)?, &bindings)?)
     }
 
     /// In which precision the programs of a step compute, by stage: each op at each choice of types, and how often it is applied.

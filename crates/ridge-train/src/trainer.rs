@@ -80,6 +80,7 @@ impl Trainer {
         let fingerprint = prepared.corpus.fingerprint();
         let mut batches = Batches::new(&prepared.corpus, &settings.data, settings.train.seed)?;
         let mut session = Session::new(backend);
+        session.keep_on_host(prepared.on_host());
         let mut progress = RunProgress::default();
         match saved {
             Some(saved) => {

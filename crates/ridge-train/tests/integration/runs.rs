@@ -1,6 +1,6 @@
 //! Whole runs: what is learned, what is kept, what continues from it.
 
-use ridge_runtime::ProgramCache;
+use ridge_runtime::{MemoryOwner, ProgramCache};
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::Settings;
 use ridge_train::{Prepared, RunEnd};
@@ -76,6 +76,11 @@ fn so_has_one_in_bf16_with_dropout_accumulation_and_a_running_mean() {
 }
 
 #[test]
+fn so_has_one_that_offloads() {
+    continues_to_the_same_bits(&[("train.precision", "bf16"), ("train.offload", "all"), ("optimizer.ema", "0.9")]);
+}
+
+#[test]
 fn so_have_those_in_f16_and_in_bf16_without_masters() {
     for precision in ["f16", "bf16_stochastic", "bf16_kahan"] {
         continues_to_the_same_bits(&[("train.precision", precision), ("train.z_loss", "1e-4")]);
@@ -111,12 +116,9 @@ fn recomputed_activations_take_less_memory_and_losses_stay() {
     let workspace = |keys: &[(&str, &str)]| {
         let mut prepared = Prepared::new(with(keys))?;
         prepared.fit(&backend)?;
-        let [_, workspace] = prepared.memory(&ProgramCache::new(backend.clone()))?;
-        Ok::<_, ridge_train::TrainError>((
-            prepared.recompute.to_string(),
-            prepared.memory(&ProgramCache::new(backend.clone()))?.iter().sum::<u64>(),
-            workspace,
-        ))
+        let memory = prepared.memory(&ProgramCache::new(backend.clone()))?;
+        let [all, states] = [memory.on_device(), memory.get(MemoryOwner::States)].map(|bytes| bytes as u64);
+        Ok::<_, ridge_train::TrainError>((prepared.recompute.to_string(), all, all - states))
     };
     let kinds = ["none", "selective", "full"].map(|kind| [("train.recomputation", kind), ("train.steps", "6")]);
     let of_kinds = kinds.map(|keys| workspace(&keys).expect("fits"));
