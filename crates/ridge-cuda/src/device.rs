@@ -30,6 +30,7 @@ use crate::library;
 use crate::nccl::Nccl;
 use crate::nvrtc::Nvrtc;
 use context::CudaContext;
+pub(crate) use context::architecture;
 
 pub(crate) use arena::{ArenaLease, SharedArena};
 pub(crate) use handles::{CapturedGraph, CudaEvent, LoadedKernel};

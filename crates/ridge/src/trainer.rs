@@ -111,21 +111,21 @@ impl Trainer {
     pub fn plan(&self) -> Result<TrainPlan> {
         let mut prepared = Prepared::new(self.settings.clone())?;
         let device = OpenDevice::open(&self.placement)?;
-        prepared.fit(&device.backend)?;
+        prepared.step.fit(&device.backend)?;
         let programs = ProgramCache::new(device.backend);
-        let memory = prepared.memory(&programs)?;
+        let memory = prepared.step.memory(&programs)?;
         let states = [MemoryOwner::States, MemoryOwner::HostStates].map(|owner| memory.get(owner));
         let bytes = |bytes: usize| Bytes(bytes as u64);
         Ok(TrainPlan {
-            parameters: prepared.parameters(),
+            parameters: prepared.step.parameters(),
             states: bytes(states[0]),
             workspace: bytes(memory.on_device() - states[0]),
             offloaded: [bytes(states[1]), bytes(memory.get(MemoryOwner::HostWorkspace))],
-            snapshot: prepared.snapshot(&programs)?,
-            recomputed: prepared.recompute,
+            snapshot: prepared.step.snapshot(&programs)?,
+            recomputed: prepared.step.recompute,
             available: device.available,
-            stored: prepared.stored()?,
-            precisions: prepared.precisions()?,
+            stored: prepared.step.stored()?,
+            precisions: prepared.step.precisions()?,
         })
     }
 

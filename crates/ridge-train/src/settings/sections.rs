@@ -1,5 +1,6 @@
 //! The sections of a configuration.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use super::experts::ExpertsSettings;
@@ -386,6 +387,21 @@ pub enum Recomputation {
     Full,
 }
 
+impl Recomputation {
+    /// All of them, from what keeps most.
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+}
+
+impl fmt::Display for Recomputation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+        })
+    }
+}
+
 /// What a GPU's run keeps in memory of the host, which costs time where it is not moved beside computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -401,6 +417,9 @@ pub enum Offload {
 }
 
 impl Offload {
+    /// All of them, from what keeps most on the device.
+    pub const ALL: [Self; 4] = [Self::None, Self::Activations, Self::Optimizer, Self::All];
+
     /// Are activations?
     pub fn has_activations(self) -> bool {
         matches!(self, Self::Activations | Self::All)
@@ -409,6 +428,17 @@ impl Offload {
     /// Is the state of the optimiser?
     pub fn has_optimizer(self) -> bool {
         matches!(self, Self::Optimizer | Self::All)
+    }
+}
+
+impl fmt::Display for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Activations => "activations",
+            Self::Optimizer => "optimizer",
+            Self::All => "all",
+        })
     }
 }
 

@@ -23,7 +23,7 @@ fn a_run_allocates_what_was_predicted() {
         let prepared = Prepared::new(settings).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
         let backend = cpu(2);
         let idle = backend.memory().live.on_device();
-        let predicted = prepared.memory(&ProgramCache::new(cpu(2))).expect("compiles");
+        let predicted = prepared.step.memory(&ProgramCache::new(cpu(2))).expect("compiles");
         let mut trainer = Trainer::new(prepared, backend.clone(), None).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
         for _ in 0..3 {
             trainer.step().expect("steps");
@@ -62,7 +62,7 @@ fn trained(keys: &[(&str, &str)]) -> (Vec<u64>, [usize; 2], MemorySnapshot) {
     deep(dir.path(), 8);
     let prepared = Prepared::new(settings(dir.path(), "deep.json", keys)).expect("prepares");
     let backend = cpu(2);
-    let snapshot = prepared.snapshot(&ProgramCache::new(backend.clone())).expect("compiles");
+    let snapshot = prepared.step.snapshot(&ProgramCache::new(backend.clone())).expect("compiles");
     let mut trainer = Trainer::new(prepared, backend.clone(), None).expect("binds");
     let losses = (0..4).map(|_| trainer.step().expect("steps").loss.to_bits()).collect();
     let live = backend.memory().live;

@@ -115,10 +115,10 @@ fn recomputed_activations_take_less_memory_and_losses_stay() {
     let backend = cpu(2);
     let workspace = |keys: &[(&str, &str)]| {
         let mut prepared = Prepared::new(with(keys))?;
-        prepared.fit(&backend)?;
-        let memory = prepared.memory(&ProgramCache::new(backend.clone()))?;
+        prepared.step.fit(&backend)?;
+        let memory = prepared.step.memory(&ProgramCache::new(backend.clone()))?;
         let [all, states] = [memory.on_device(), memory.get(MemoryOwner::States)].map(|bytes| bytes as u64);
-        Ok::<_, ridge_train::TrainError>((prepared.recompute.to_string(), all, all - states))
+        Ok::<_, ridge_train::TrainError>((prepared.step.recompute.to_string(), all, all - states))
     };
     let kinds = ["none", "selective", "full"].map(|kind| [("train.recomputation", kind), ("train.steps", "6")]);
     let of_kinds = kinds.map(|keys| workspace(&keys).expect("fits"));

@@ -1,5 +1,6 @@
 //! `ridge plan train`: time and memory of a training step in a given layout or in the best one, and the cost of a run.
 
+mod one_gpu;
 mod tables;
 
 use clap::Args;
@@ -28,6 +29,7 @@ use crate::output::{count, grouped};
 #[command(after_help = "\
 Examples:
   ridge plan train Llama-3.1-70B --gpus 256 --batch 1024 --tokens 1T --price 2.5
+  ridge plan train Llama-3.1-8B --device H200 --gpus 1 --batch 1 --seq 8192 --software ridge
   ridge plan train Llama-3.1-8B --device A100 --gpus 8 --batch 64 --tp 2 --zero 1 --explain
 
 Exit codes: 0 a layout fits, 1 failed, 2 usage error, 3 none fits.")]
@@ -58,6 +60,10 @@ pub(crate) struct PlanTrainArgs {
     /// Training software: others (Megatron and similar), or ridge (from its own graphs) [default: others]
     #[arg(long, value_parser = ["others", "ridge"], default_value = "others", hide_default_value = true)]
     software: String,
+
+    /// Bytes per second of the link to the host, in each direction, for --software ridge on one GPU
+    #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000_000>, default_value = "50e9")]
+    host_link: f64,
 
     #[command(flatten)]
     layout: LayoutArgs,
@@ -155,6 +161,9 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         _ => StateBytes::MIXED,
     };
     let work = Workload { seq: args.seq, global_batch: args.batch, precision, states, ..Workload::default() };
+    if by_ridge && args.gpus == 1 {
+        return one_gpu::run(args, &reading, &machine, &work);
+    }
     let space = SearchSpace { sequence_parallel: !by_ridge, ..SearchSpace::new(args.gpus, machine.fabric.node) };
     let found = match args.layout.layout(args.gpus, by_ridge) {
         None => search(&reading, &machine, &work, &space),
