@@ -120,7 +120,7 @@ impl PreparedStep {
     /// When even a step that recomputes whole layers does not fit, or a program cannot be compiled.
     pub fn fit(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         let Some(Bytes(budget)) = self.settings.train.memory else { return Ok(()) };
-        let levels: Vec<RecomputeLevel> = self.recompute.and_above().collect();
+        let mut levels: Vec<RecomputeLevel> = self.recompute.and_above().collect();
         // The lowest level that fits is in `low..=high`, where `high` stands for none.
         let (mut low, mut high) = (0, levels.len());
         let mut least = u64::MAX;
@@ -134,10 +134,14 @@ impl PreparedStep {
             if needed <= budget {
                 high = next;
                 fitting = Some((levels[next], schedule));
+            } else if next + 1 == levels.len() && levels[next].is_whole() {
+                // The last layer, whose backward pass comes first, may take less where it is not computed again.
+                levels.pop();
+                high = levels.len();
             } else {
                 low = next + 1;
             }
-            next = if fitting.is_none() { levels.len() - 1 } else { usize::midpoint(low, high) };
+            next = if fitting.is_none() { levels.len().saturating_sub(1) } else { usize::midpoint(low, high) };
         }
         let Some((level, schedule)) = fitting else {
             let why = format!(

@@ -156,6 +156,7 @@ impl StepPlan<'_> {
             accumulate(&mut step, &gradient_name(&parameter.name), parameter.gradient, first, by)?;
         }
         let mut graph = step.finish(Vec::new())?;
+        passes::write_early(&mut graph);
         if let Some(bindings) = self.offload {
             passes::offload(&mut graph, bindings)?;
         }

@@ -102,3 +102,24 @@ fn offloading_takes_a_fifth_of_the_memory_and_leaves_the_bits() {
     assert!((device as f64) < 0.8 * resident as f64 && device + on_host <= resident + resident / 100);
     assert_eq!(trained(&keys("all")).0, losses);
 }
+
+#[test]
+fn gradients_take_no_memory_of_a_step_behind_their_layer() {
+    let peak = |layers: usize, accumulation: &str| {
+        let dir = folder();
+        deep(dir.path(), layers);
+        let keys = [("train.recomputation", "full"), ("train.accumulation", accumulation), ("train.batch_size", "1")];
+        let prepared = Prepared::new(settings(dir.path(), "deep.json", &keys)).expect("prepares");
+        let snapshot = prepared.step.snapshot(&ProgramCache::new(cpu(1))).expect("compiles");
+        let elements =
+            |name: &str| snapshot.weights.iter().filter(|of| of.name.contains(name)).map(|of| of.bytes).sum::<usize>();
+        (snapshot.peak_bytes, elements("layers.3."))
+    };
+    for accumulation in ["1", "4"] {
+        let ([few, of_layer], [many, _]) = (peak(4, accumulation).into(), peak(12, accumulation).into());
+        // The input of a layer: 32 tokens of 32 f32.
+        let most = few + 8 * 32 * 32 * 4 + of_layer / 2;
+        println!("{few} to {many}, a layer has {of_layer}");
+        assert!(many < most && of_layer > 32 * 32 * 4, "{few} to {many}, a layer has {of_layer}");
+    }
+}

@@ -142,8 +142,11 @@ fn recomputed_activations_take_less_memory_and_losses_stay() {
     let (level, total, _) = within(u64::midpoint(none, full)).expect("fits");
     assert!(level.ends_with("of 6 layers") || level.contains("norms"), "{level}");
     assert!(total <= u64::midpoint(none, full) && total > full, "{total} of {none} and {full}");
-    assert_eq!(within(full).expect("fits").0, "all activations of 6 of 6 layers");
-    let error = within(full - 1).expect_err("does not fit").to_string();
+    // The backward pass begins with the last layer, so that to compute it again frees nothing here.
+    let (level, least, _) = within(full).expect("fits");
+    assert!(level == "all activations of 5 of 6 layers" && least < full, "{level}, {least} of {full}");
+    assert_eq!(within(full - 1).expect("fits").0, level);
+    let error = within(least - 1).expect_err("does not fit").to_string();
     assert!(error.contains("that a step needs with all layers recomputed; raise it"), "{error}");
 }
 
