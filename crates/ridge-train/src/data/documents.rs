@@ -1,13 +1,13 @@
 //! Documents of files and folders: text files are one each, JSONL files one a line, tables and archives one a row or sample.
 
 use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
-use ridge_files::MappedFile;
 use serde_json::Value;
 
 use super::formats::Container;
+use super::source::{Compression, Source};
 use crate::error::{Result, TrainError, io_error};
 
 /// What a file holds, by its name.
@@ -24,9 +24,10 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// By its name: `.jsonl` and `.ndjson`, `.bin`, `.parquet`, `.tar`, `.mds`, and text otherwise.
+    /// By its name, without the ending of a compression: `.jsonl` and `.ndjson`, `.bin`, `.parquet`, `.tar`, `.mds`, and text
+    /// otherwise.
     pub fn of(path: &Path) -> Self {
-        match path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase).as_deref() {
+        match ending(path).0.as_deref() {
             Some("jsonl" | "ndjson") => Self::JsonLines,
             Some("bin") => Self::Tokens,
             Some("parquet") => Self::Container(Container::Parquet),
@@ -37,12 +38,34 @@ impl FileKind {
     }
 }
 
-/// The files that `path` names: itself, or of a folder all files of documents and tokens in it and below, by name. A dataset
+/// The ending of a file's name, in lower case and without that of its compression. Of a URL, what asks for it does not count.
+fn ending(path: &Path) -> (Option<String>, Compression) {
+    let lower = |path: &Path| path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+    let whole = path.to_str().filter(|_| is_remote(path)).map(|url| url.split(['?', '#']).next().unwrap_or(url));
+    let path = whole.map_or(path, Path::new);
+    let compression = match lower(path).as_deref() {
+        Some("zst" | "zstd") => Compression::Zstd,
+        Some("gz") => Compression::Gzip,
+        Some("tgz") => return (Some("tar".to_owned()), Compression::Gzip),
+        _ => return (lower(path), Compression::None),
+    };
+    (lower(Path::new(path.file_stem().unwrap_or_default())), compression)
+}
+
+/// Is it the URL of a file?
+pub fn is_remote(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.starts_with("https://") || text.starts_with("http://"))
+}
+
+/// The files that `path` names: itself, which may be a URL, or of a folder all files of documents and tokens in it and below, by name. A dataset
 /// as the Hugging Face Hub has it is such a folder.
 ///
 /// # Errors
 /// When it is not there, or a folder has none.
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    if is_remote(path) {
+        return Ok(vec![path.to_owned()]);
+    }
     let metadata = std::fs::metadata(path).map_err(|cause| io_error(path, "open the data", &cause))?;
     if !metadata.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -71,28 +94,27 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let known = ["txt", "md", "jsonl", "ndjson", "parquet", "tar", "mds", "bin"];
         if path.is_dir() {
             walk(&path, found)?;
-        } else if path.extension().and_then(OsStr::to_str).is_some_and(|e| known.contains(&e)) {
+        } else if ending(&path).0.is_some_and(|e| known.contains(&&*e)) {
             found.push(path);
         }
     }
     Ok(())
 }
 
-/// The documents of one file, which stays mapped.
+/// The documents of one file, which stays mapped or where it is on a server.
 pub struct DocumentFile {
     path: PathBuf,
-    bytes: Bytes,
+    source: Source,
     kind: FileKind,
 }
 
 impl DocumentFile {
-    /// Opens a file of texts.
+    /// Opens a file of texts. What is at a URL is read from there each time.
     ///
     /// # Errors
     /// When it cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the text", &cause))?;
-        Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(bytes), kind: FileKind::of(path) })
+        Ok(Self { path: path.to_owned(), source: Source::open(path, ending(path).1)?, kind: FileKind::of(path) })
     }
 
     /// Its name in messages.
@@ -100,9 +122,9 @@ impl DocumentFile {
         self.path.display().to_string()
     }
 
-    /// Bytes of the file.
+    /// Bytes of the file, as they are stored.
     pub fn bytes(&self) -> usize {
-        self.bytes.len()
+        self.source.size()
     }
 
     /// Gives `each` every document that is not empty; `field` holds the text of a JSONL line, row or sample.
@@ -110,25 +132,38 @@ impl DocumentFile {
     /// # Errors
     /// Names the line or row that is not UTF-8, not JSON, or has no text in `field`; and those of `each`.
     pub fn each(&self, field: &str, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
-        if let FileKind::Container(container) = self.kind {
-            return container.each(&self.path, &self.bytes, field, &mut each);
+        match self.kind {
+            FileKind::Container(container) => container.each(&self.path, &self.source, field, &mut each),
+            FileKind::JsonLines => self.each_line(field, &mut each),
+            FileKind::Text | FileKind::Tokens => {
+                let bytes = self.source.whole().map_err(|cause| io_error(&self.path, "read the text", &cause))?;
+                match utf8(&self.path, &bytes, "it")? {
+                    "" => Ok(()),
+                    text => each(text),
+                }
+            }
         }
-        let text = std::str::from_utf8(&self.bytes).map_err(|error| {
-            let problem = format!("it is not UTF-8 at byte {}", error.valid_up_to());
-            TrainError::path(&self.path, problem, "save it as UTF-8")
-        })?;
-        if self.kind == FileKind::Text {
-            return if text.is_empty() { Ok(()) } else { each(text) };
-        }
-        for (number, line) in text.lines().enumerate() {
-            if line.trim().is_empty() {
+    }
+
+    fn each_line(&self, field: &str, each: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        let failed = |cause| io_error(&self.path, "read the text", &cause);
+        let mut reader = BufReader::with_capacity(1 << 18, self.source.reader().map_err(failed)?);
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            if reader.read_until(b'\n', &mut line).map_err(failed)? == 0 {
+                break;
+            }
+            if line.trim_ascii().is_empty() {
                 continue;
             }
+            utf8(&self.path, &line, &format!("line {number}"))?;
             let wrong = |problem: String| {
                 let remedy = "fix the line, or name the field that holds the text with data.text_field";
-                TrainError::path(&self.path, format!("line {}: {problem}", number + 1), remedy)
+                TrainError::path(&self.path, format!("line {number}: {problem}"), remedy)
             };
-            let value: Value = serde_json::from_str(line).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
+            let value: Value =
+                serde_json::from_slice(&line).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
             match value.get(field) {
                 Some(Value::String(text)) if text.is_empty() => {}
                 Some(Value::String(text)) => each(text)?,
@@ -138,6 +173,14 @@ impl DocumentFile {
         }
         Ok(())
     }
+}
+
+/// The text of `bytes`; `what` is named in errors.
+fn utf8<'a>(path: &Path, bytes: &'a [u8], what: &str) -> Result<&'a str> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let problem = format!("{what} is not UTF-8 at byte {}", error.valid_up_to());
+        TrainError::path(path, problem, "save it as UTF-8")
+    })
 }
 
 #[cfg(test)]
