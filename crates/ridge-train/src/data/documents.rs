@@ -216,4 +216,113 @@ mod tests {
         std::fs::create_dir(&empty).expect("is made");
         assert!(files_of(&empty).expect_err("is empty").to_string().contains("has no .txt"));
     }
+    fn texts(path: &Path) -> Result<Vec<String>> {
+        let mut texts = Vec::new();
+        DocumentFile::open(path)?.each("text", |text| {
+            texts.push(text.to_owned());
+            Ok(())
+        })?;
+        Ok(texts)
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        use std::io::Write as _;
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(bytes).expect("writes");
+        encoder.finish().expect("compresses")
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        zstd::encode_all(bytes, 3).expect("compresses")
+    }
+
+    fn lines(count: usize) -> (Vec<String>, Vec<u8>) {
+        let texts: Vec<String> = (0..count).map(|i| format!("document {i}, {}", "\u{e9}".repeat(i % 50))).collect();
+        let line = |text: &String| format!("{{\"text\": \"{text}\"}}\n");
+        (texts.clone(), texts.iter().map(line).collect::<String>().into_bytes())
+    }
+
+    fn fixture(name: &str) -> Vec<u8> {
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/documents").join(name))
+            .expect("is there")
+    }
+
+    #[test]
+    fn compressed_files_give_the_texts_of_plain_ones() {
+        let dir = tempfile::tempdir().expect("is made");
+        let write = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).expect("writes");
+            path
+        };
+        let (wanted, plain) = lines(2000);
+        // Frames and members one behind the other are one file.
+        let half = plain.iter().position(|byte| *byte == b'\n').expect("has lines") + 1;
+        let two = |compress: fn(&[u8]) -> Vec<u8>| [compress(&plain[..half]), compress(&plain[half..])].concat();
+        for (name, bytes) in [
+            ("a.jsonl", plain.clone()),
+            ("a.jsonl.zst", zstd(&plain)),
+            ("b.jsonl.zst", two(zstd)),
+            ("a.jsonl.gz", gzip(&plain)),
+            ("b.NDJSON.GZ", two(gzip)),
+        ] {
+            assert_eq!(texts(&write(name, &bytes)).unwrap_or_else(|e| panic!("{name}: {e}")), wanted, "{name}");
+        }
+        let samples = texts(&write("plain.tar", &fixture("samples.tar"))).expect("reads");
+        assert_eq!(samples.len(), 5);
+        for (name, bytes) in [
+            ("a.tar.zst", zstd(&fixture("samples.tar"))),
+            ("a.tgz", gzip(&fixture("samples.tar"))),
+            ("shard.00000.mds.zstd", zstd(&fixture("shard.mds"))),
+        ] {
+            assert_eq!(texts(&write(name, &bytes)).unwrap_or_else(|e| panic!("{name}: {e}")), samples, "{name}");
+        }
+        assert_eq!(texts(&write("a.txt.zst", &zstd(b"one text"))).expect("reads"), ["one text"]);
+        assert_eq!(files_of(dir.path()).expect("has some").len(), 10);
+        let whole = zstd(&plain);
+        for bytes in [&whole[..whole.len() / 2], &plain[..]] {
+            let refused = texts(&write("broken.jsonl.zst", bytes)).expect_err("is no whole frame").to_string();
+            assert!(refused.contains("broken.jsonl.zst") && refused.contains("read the text"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn files_on_servers_are_read_in_parts_and_from_where_a_connection_broke() {
+        use ridge_testing::{HubFaults, HubServer};
+        let (wanted, plain) = lines(2000);
+        let compressed = zstd(&plain);
+        let table = fixture("snappy.parquet");
+        let files = [
+            ("a.jsonl".to_owned(), plain.clone()),
+            ("a.jsonl.zst".to_owned(), compressed.clone()),
+            ("t.parquet".to_owned(), table.clone()),
+            ("s.tar".to_owned(), fixture("samples.tar")),
+            ("s.mds".to_owned(), fixture("shard.mds")),
+        ];
+        let server = HubServer::start("org/data", files, HubFaults::default());
+        let url =
+            |name: &str| PathBuf::from(format!("{}/org/data/resolve/main/{name}?download=true", server.endpoint()));
+        let samples = ["The first document.", "A second,\nof two lines."];
+        for faults in
+            [HubFaults::default(), HubFaults { cut_after: Some(20_000), unavailable: 1, ..HubFaults::default() }]
+        {
+            server.set_faults(faults);
+            assert_eq!(texts(&url("a.jsonl")).unwrap_or_else(|e| panic!("{e}")), wanted);
+            assert_eq!(texts(&url("a.jsonl.zst")).unwrap_or_else(|e| panic!("{e}")), wanted);
+            for name in ["t.parquet", "s.tar", "s.mds"] {
+                assert_eq!(texts(&url(name)).unwrap_or_else(|e| panic!("{name}: {e}"))[..2], samples, "{name}");
+            }
+        }
+        let ranges: Vec<String> = server.seen().into_iter().filter_map(|request| request.range).collect();
+        assert!(ranges.iter().any(|range| range == "bytes=20000-"), "continued: {ranges:?}");
+        let error = texts(&url("none.jsonl")).expect_err("is not there").to_string();
+        assert!(
+            error.contains("none.jsonl") && error.contains("404") && error.contains("check the address"),
+            "{error}"
+        );
+        server.set_faults(HubFaults { without_ranges: true, ..HubFaults::default() });
+        assert_eq!(texts(&url("a.jsonl")).unwrap_or_else(|e| panic!("{e}")), wanted);
+        let error = texts(&url("t.parquet")).expect_err("needs ranges").to_string();
+        assert!(error.contains("does not send ranges"), "{error}");
+    }
 }
