@@ -300,8 +300,9 @@ mod tests {
             ("s.mds".to_owned(), fixture("shard.mds")),
         ];
         let server = HubServer::start("org/data", files, HubFaults::default());
-        let url =
-            |name: &str| PathBuf::from(format!("{}/org/data/resolve/main/{name}?download=true", server.endpoint()));
+        let url = |name: &str| {
+            PathBuf::from(format!("{}/org/data/resolve/{}/{name}?download=true", server.endpoint(), server.commit()))
+        };
         let samples = ["The first document.", "A second,\nof two lines."];
         for faults in
             [HubFaults::default(), HubFaults { cut_after: Some(20_000), unavailable: 1, ..HubFaults::default() }]
@@ -315,7 +316,8 @@ mod tests {
         }
         let ranges: Vec<String> = server.seen().into_iter().filter_map(|request| request.range).collect();
         assert!(ranges.iter().any(|range| range == "bytes=20000-"), "continued: {ranges:?}");
-        let error = texts(&url("none.jsonl")).expect_err("is not there").to_string();
+        let missing = PathBuf::from(format!("{}/storage/none.jsonl", server.endpoint()));
+        let error = texts(&missing).expect_err("is not there").to_string();
         assert!(
             error.contains("none.jsonl") && error.contains("404") && error.contains("check the address"),
             "{error}"

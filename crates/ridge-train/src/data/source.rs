@@ -9,7 +9,7 @@ use flate2::read::MultiGzDecoder;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use ridge_files::MappedFile;
-use ridge_hub::{HubSettings, RangedFile};
+use ridge_hub::{HubError, HubSettings, RangedFile};
 
 use super::documents::is_remote;
 use crate::error::{Result, TrainError, io_error};
@@ -47,7 +47,11 @@ impl Source {
             Some(url) => {
                 let opened = HubSettings::from_environment().and_then(|settings| RangedFile::open(url, &settings));
                 let remedy = "check the address, or download the file and give its path";
-                Stored::Remote(Arc::new(opened.map_err(|error| TrainError::path(path, error.to_string(), remedy))?))
+                let problem = |error| match error {
+                    HubError::Request { problem, .. } | HubError::Answer { problem, .. } => problem,
+                    error => error.to_string(),
+                };
+                Stored::Remote(Arc::new(opened.map_err(|error| TrainError::path(path, problem(error), remedy))?))
             }
             None => {
                 let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the text", &cause))?;
