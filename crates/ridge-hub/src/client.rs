@@ -122,7 +122,7 @@ impl Client {
     }
 
     /// The response of any server, if it is a success.
-    pub(crate) fn checked(&self, url: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
+    pub(crate) fn checked(url: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
         let status = response.status();
         let problem = format!("the server responded with {status}");
         match status.as_u16() {

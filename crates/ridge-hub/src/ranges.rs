@@ -92,7 +92,7 @@ impl RangedFile {
     fn try_ask(&self, start: u64, length: Option<u64>) -> Result<Answer, Failure> {
         let end = length.map_or_else(String::new, |length| (start + length.max(1) - 1).to_string());
         let request = self.client.request_url(&self.url).header("range", format!("bytes={start}-{end}"));
-        let response = self.client.checked(&self.url, request.call().map_err(Failure::of)?)?;
+        let response = Client::checked(&self.url, request.call().map_err(Failure::of)?)?;
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let lasting = |problem: &str| Failure::Lasting(self.wrong(problem.to_owned()));
         if response.status() != StatusCode::PARTIAL_CONTENT {

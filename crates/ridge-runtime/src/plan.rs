@@ -130,9 +130,9 @@ impl Planner<'_> {
                 frame.spots[index].push(spot);
             }
             if let Op::Call(callee) = node.op {
-                for memory in 0..free.len() {
+                for (memory, free) in free.iter_mut().enumerate() {
                     let bytes = round_up(self.frames[callee.index()].bytes[memory]);
-                    let offset = free[memory].take(bytes);
+                    let offset = free.take(bytes);
                     frame.callee_frames[index][memory] = offset;
                     dying[index].push((memory, offset, bytes));
                 }

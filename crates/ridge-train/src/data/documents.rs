@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::formats::Container;
-use super::source::{Compression, Source};
+use super::source::{Compression, Source, is_remote};
 use crate::error::{Result, TrainError, io_error};
 
 /// What a file holds, by its name.
@@ -50,11 +50,6 @@ fn ending(path: &Path) -> (Option<String>, Compression) {
         _ => return (lower(path), Compression::None),
     };
     (lower(Path::new(path.file_stem().unwrap_or_default())), compression)
-}
-
-/// Is it the URL of a file?
-pub fn is_remote(path: &Path) -> bool {
-    path.to_str().is_some_and(|text| text.starts_with("https://") || text.starts_with("http://"))
 }
 
 /// The files that `path` names: itself, which may be a URL, or of a folder all files of documents and tokens in it and below, by name. A dataset

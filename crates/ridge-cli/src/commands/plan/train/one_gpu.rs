@@ -15,7 +15,7 @@ use ridge_plan::train::{Layout, Recompute, Workload, step_time};
 use ridge_runtime::{Backend, MemoryOwner};
 use serde_json::{Value, json};
 
-use super::PlanTrainArgs;
+use super::args::PlanTrainArgs;
 use crate::commands::plan::page::{Page, PageBlock, PageTable, seconds};
 use crate::commands::plan::target::{sources, sources_json};
 use crate::error::{Error, Result, refused};
