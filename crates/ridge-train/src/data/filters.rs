@@ -92,7 +92,8 @@ impl Filters {
             return Err("too long");
         }
         if !self.languages.is_empty() {
-            let seen = &kept[..kept.floor_char_boundary(SEEN)];
+            let end = (0..=SEEN.min(kept.len())).rev().find(|end| kept.is_char_boundary(*end)).unwrap_or(0);
+            let seen = &kept[..end];
             if !detect(seen).is_some_and(|found| self.languages.contains(&found.lang())) {
                 return Err("another language");
             }

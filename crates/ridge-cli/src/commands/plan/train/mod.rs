@@ -11,7 +11,7 @@ use ridge_plan::ledger::{training, training_stages};
 use ridge_plan::plot::{Axis, Bar, Bars, Chart, ChartPoint, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::search::{LayoutCandidate, SearchResult, SearchSpace, judge, pareto, search};
-use ridge_plan::train::{Layout, Recompute, StateBytes, TrainingRun, Workload, checkpointing, chinchilla};
+use ridge_plan::train::{StateBytes, TrainingRun, Workload, checkpointing, chinchilla};
 use serde_json::json;
 
 pub(crate) use self::args::PlanTrainArgs;

@@ -131,7 +131,7 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
                 seconds(best.seconds)
             );
             let mut parts = PageTable::with_head(
-                format!("memory with recomputation {}, offload {}", recomputation, offload),
+                format!("memory with recomputation {recomputation}, offload {offload}"),
                 ["what", "bytes", "where"],
             );
             for (owner, bytes) in memory.iter() {
@@ -142,8 +142,7 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
             }
             page.blocks.push(PageBlock::Table(parts));
             page.blocks.push(PageBlock::Answer(format!(
-                "train.recomputation = \"{}\" and train.offload = \"{}\" are the fastest that fit",
-                recomputation, offload
+                "train.recomputation = \"{recomputation}\" and train.offload = \"{offload}\" are the fastest that fit"
             )));
         }
         None => {
