@@ -5,11 +5,12 @@ use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 use ridge_train::data::formats::Container;
+use ridge_train::data::source::Source;
 
 fuzz_target!(|bytes: &[u8]| {
-    let bytes = bytes::Bytes::copy_from_slice(bytes);
+    let source = Source::of(bytes::Bytes::copy_from_slice(bytes));
     for container in [Container::Parquet, Container::WebDataset, Container::Mds] {
-        let _ = container.each(Path::new("file"), &bytes, "text", &mut |text| {
+        let _ = container.each(Path::new("file"), &source, "text", &mut |text| {
             assert!(!text.is_empty());
             Ok(())
         });

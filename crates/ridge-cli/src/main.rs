@@ -19,6 +19,7 @@ mod conversation;
 mod error;
 mod input;
 mod output;
+mod snapshot;
 mod target_file;
 
 use std::io::Write as _;

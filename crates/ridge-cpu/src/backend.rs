@@ -141,6 +141,11 @@ impl Backend for Cpu {
         Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
     }
 
+    fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
+        let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::HostStates, bytes)?;
+        Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
+    }
+
     fn is_writable(&self, buffer: &Buffer) -> bool {
         matches!(storage(buffer).map(|s| &**s), Ok(CpuStorage::Own(_)))
     }
@@ -197,12 +202,12 @@ mod tests {
     #[test]
     fn workspace_is_one_for_all_who_ask_for_no_more() {
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
-        let (first, number) = cpu.device.arena(3000).unwrap();
+        let (first, number) = cpu.device.arena([3000, 0]).unwrap();
         for bytes in [3000, 0, 2999] {
-            let (again, of) = cpu.device.arena(bytes).unwrap();
+            let (again, of) = cpu.device.arena([bytes, 0]).unwrap();
             assert!(Arc::ptr_eq(&first, &again) && of == number);
         }
-        let (larger, next) = cpu.device.arena(3001).unwrap();
+        let (larger, next) = cpu.device.arena([3001, 0]).unwrap();
         assert!(!Arc::ptr_eq(&first, &larger) && next != number);
     }
 
@@ -226,7 +231,7 @@ mod tests {
             bucket.submit().unwrap();
         };
         let is_right = |bucket: &Bucket| bucket.output(0).as_chunks::<4>().0.iter().all(|y| *y == 4f32.to_le_bytes());
-        let current = || Arc::downgrade(&cpu.device.arena(0).unwrap().0);
+        let current = || Arc::downgrade(&cpu.device.arena([0, 0]).unwrap().0);
 
         let mut first = bucket(1);
         submit(&mut first);

@@ -10,7 +10,7 @@ use ridge_graph::{Bindings, FuncId, Graph, Role, Type, Var};
 use ridge_runtime::{Collectives, MemoryLedger, Place, Plan, Region, Result, StepOrder, component_offsets};
 
 use crate::bytes::MemoryBlock;
-use crate::device::CpuDevice;
+use crate::device::{CpuDevice, Workspace};
 use crate::gate::Gate;
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, Preparation};
@@ -35,10 +35,10 @@ fn room_offset(plan: &Plan) -> usize {
     plan.arena_bytes.next_multiple_of(ROOM_ALIGN)
 }
 
-/// Bytes of workspace: values of the plan, and room for the largest preparation.
-pub(crate) fn arena_bytes(plan: &Plan, kernels: &[Arc<dyn CpuKernel>]) -> usize {
+/// Bytes of workspace: values of the plan, with room for the largest preparation, and those in memory of the host.
+pub(crate) fn arena_bytes(plan: &Plan, kernels: &[Arc<dyn CpuKernel>]) -> [usize; 2] {
     let room = kernels.iter().filter_map(|k| k.preparation()).map(|p| p.bytes).max().unwrap_or(0);
-    if room == 0 { plan.arena_bytes } else { room_offset(plan) + room }
+    [if room == 0 { plan.arena_bytes } else { room_offset(plan) + room }, plan.host_bytes]
 }
 
 /// What places refer to, but for the workspace and outputs.
@@ -145,7 +145,11 @@ impl BoundBucket {
         let mut cut = None;
         if device.poison {
             let outputs = plan.output_bytes.iter().enumerate().map(|(i, b)| (Region::Output(i as u32), *b));
-            let regions = std::iter::once((Region::Arena, arena_bytes)).chain(outputs);
+            let regions = [Region::Arena, Region::Host]
+                .into_iter()
+                .zip(arena_bytes)
+                .filter(|(_, bytes)| *bytes > 0)
+                .chain(outputs);
             steps.push(poisoned(regions, &mut addresses));
         }
         for (index, launch) in plan.launches.iter().enumerate() {
@@ -243,12 +247,13 @@ impl BoundBucket {
     ///
     /// # Safety
     /// No step of this slot is queued or running.
-    pub(crate) unsafe fn resolve(&self, slot: usize, arena: &AlignedMemory) {
+    pub(crate) unsafe fn resolve(&self, slot: usize, arena: &Workspace) {
         let slot = &self.slots[slot];
-        let arena = arena.block();
+        let [arena, host] = arena.blocks();
         let operands = self.addresses.iter().map(|address| {
             let base = match address.place.region {
                 Region::Arena => arena,
+                Region::Host => host,
                 Region::Weight(i) => self.memory.weights[i as usize].block(),
                 Region::State(i) => self.memory.states[i as usize].block(),
                 Region::Input(i) => self.memory.inputs[i as usize].block(),

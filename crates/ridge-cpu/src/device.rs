@@ -13,6 +13,32 @@ use crate::pool::{LaunchSequence, PoolJob, ThreadPool};
 use crate::scratch::Scratch;
 use crate::sync;
 
+/// The memory that steps work in.
+pub(crate) struct Workspace {
+    /// Values of the plan and preparations of kernels.
+    values: AlignedMemory,
+    /// What values are moved to that a device would keep in memory of the host, if any are.
+    host: Option<AlignedMemory>,
+}
+
+impl Workspace {
+    fn new(ledger: &Arc<MemoryLedger>, [values, host]: [usize; 2]) -> Result<Self> {
+        let values = AlignedMemory::zeroed(ledger, MemoryOwner::Workspace, values)?;
+        let host = (host > 0).then(|| AlignedMemory::zeroed(ledger, MemoryOwner::HostWorkspace, host)).transpose()?;
+        Ok(Self { values, host })
+    }
+
+    /// Both memories.
+    pub(crate) fn blocks(&self) -> [MemoryBlock; 2] {
+        let values = self.values.block();
+        [values, self.host.as_ref().map_or(MemoryBlock { bytes: 0, ..values }, AlignedMemory::block)]
+    }
+
+    fn bytes(&self) -> [usize; 2] {
+        self.blocks().map(|block| block.bytes)
+    }
+}
+
 /// What programs of one backend share.
 pub(crate) struct CpuDevice {
     pub(crate) pool: ThreadPool,
@@ -25,7 +51,7 @@ pub(crate) struct CpuDevice {
     pub(crate) ledger: Arc<MemoryLedger>,
     /// Numbers its steps.
     pub(crate) order: Arc<StepOrder>,
-    arena: Mutex<Arc<AlignedMemory>>,
+    arena: Mutex<Arc<Workspace>>,
     /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
     arenas: AtomicUsize,
 }
@@ -33,7 +59,7 @@ pub(crate) struct CpuDevice {
 impl CpuDevice {
     pub(crate) fn new(pool: ThreadPool, mesh: MeshGroups, poison: bool) -> Result<Self> {
         let ledger = Arc::default();
-        let arena = Mutex::new(Arc::new(AlignedMemory::zeroed(&ledger, MemoryOwner::Workspace, 0)?));
+        let arena = Mutex::new(Arc::new(Workspace::new(&ledger, [0; 2])?));
         Ok(Self {
             pool,
             mesh,
@@ -61,14 +87,15 @@ impl CpuDevice {
         Ok(Arc::clone(self.lane.get_or_init(|| Arc::new(lane))))
     }
 
-    /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
+    /// The workspace, its two memories at least this large, and its number. Steps that were bound to a smaller one, under another
     /// number, look for it again when they are submitted.
-    pub(crate) fn arena(&self, bytes: usize) -> Result<(Arc<AlignedMemory>, usize)> {
+    pub(crate) fn arena(&self, [values, host]: [usize; 2]) -> Result<(Arc<Workspace>, usize)> {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
-        if arena.block().bytes < bytes {
+        let [has_values, has_host] = arena.bytes();
+        if has_values < values || has_host < host {
             // The old one is given up first, so that both are never needed at a time unless a step uses it.
-            *arena = Arc::new(AlignedMemory::zeroed(&self.ledger, MemoryOwner::Workspace, 0)?);
-            *arena = Arc::new(AlignedMemory::zeroed(&self.ledger, MemoryOwner::Workspace, bytes)?);
+            *arena = Arc::new(Workspace::new(&self.ledger, [0; 2])?);
+            *arena = Arc::new(Workspace::new(&self.ledger, [values.max(has_values), host.max(has_host)])?);
             self.arenas.fetch_add(1, Ordering::Release);
         }
         Ok((Arc::clone(&arena), self.arena_number()))

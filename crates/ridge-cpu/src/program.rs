@@ -138,8 +138,9 @@ impl Program for CpuProgram {
 
     fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
         let plan = plan(&self.graph, bindings)?;
-        let arena = arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made);
-        Ok(staging_bytes(&plan).with(MemoryOwner::Workspace, padded(arena)))
+        let [arena, host] = arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made);
+        let host = if host > 0 { padded(host) } else { 0 };
+        Ok(staging_bytes(&plan).with(MemoryOwner::Workspace, padded(arena)).with(MemoryOwner::HostWorkspace, host))
     }
 }
 

@@ -8,8 +8,7 @@ use std::sync::{Arc, Weak};
 use ridge_runtime::{LaunchTime, MemoryBytes, Result, Run, RuntimeError, SLOTS, Staged};
 
 use crate::bucket::{BoundBucket, BucketLaunches, TracedLaunch};
-use crate::device::CpuDevice;
-use crate::memory::AlignedMemory;
+use crate::device::{CpuDevice, Workspace};
 use crate::pool::PoolJob;
 use crate::sync;
 
@@ -22,7 +21,7 @@ pub(crate) struct CpuRun {
     device: Arc<CpuDevice>,
     bucket: Arc<BoundBucket>,
     slots: [RunSlot; SLOTS],
-    arena_bytes: usize,
+    arena_bytes: [usize; 2],
     /// Bytes of inputs and outputs.
     staging: MemoryBytes,
 }
@@ -36,14 +35,19 @@ struct RunSlot {
     /// Does the step wait for its late inputs?
     held: bool,
     /// The workspace that operands' addresses were found for, and its number.
-    arena: Weak<AlignedMemory>,
+    arena: Weak<Workspace>,
     arena_number: usize,
     /// That workspace while a step may use it.
-    arena_in_use: Cell<Option<Arc<AlignedMemory>>>,
+    arena_in_use: Cell<Option<Arc<Workspace>>>,
 }
 
 impl CpuRun {
-    pub(crate) fn new(device: Arc<CpuDevice>, bound: BoundBucket, arena_bytes: usize, staging: MemoryBytes) -> Self {
+    pub(crate) fn new(
+        device: Arc<CpuDevice>,
+        bound: BoundBucket,
+        arena_bytes: [usize; 2],
+        staging: MemoryBytes,
+    ) -> Self {
         let bucket = Arc::new(bound);
         let end = bucket.launches();
         let slots = std::array::from_fn(|slot| {
@@ -69,7 +73,7 @@ impl CpuRun {
     }
 
     /// The workspace for the next step of `slot`, with the addresses of operands in it. Only a new one takes a lock.
-    fn current_arena(&mut self, slot: usize) -> Result<Arc<AlignedMemory>> {
+    fn current_arena(&mut self, slot: usize) -> Result<Arc<Workspace>> {
         let state = &mut self.slots[slot];
         if state.arena_number == self.device.arena_number()
             && let Some(arena) = state.arena.upgrade()

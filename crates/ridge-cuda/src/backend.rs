@@ -39,7 +39,7 @@ impl Cuda {
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
         let device = Arc::new(CudaDevice::open(options.ordinal, &options.mesh)?);
-        let target = Arc::new(target(&device));
+        let target = Arc::new(target(device.arch(), DeviceSpec::find(device.name()).ok()));
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
         Ok(Self { device, claims, registry: Arc::new(registry), options })
     }
@@ -58,12 +58,12 @@ impl Cuda {
     }
 }
 
-/// The GPU as kernels' offers see it: bandwidth and peak are those of its specification sheet, nominal without one.
-fn target(device: &CudaDevice) -> Target {
-    let known = DeviceSpec::find(device.name()).ok().and_then(|spec| spec.roofline(Precision::Bf16).ok());
+/// A GPU as kernels' offers see it: bandwidth and peak are those of its specification sheet, nominal without one.
+pub(crate) fn target(architecture: &str, spec: Option<&DeviceSpec>) -> Target {
+    let known = spec.and_then(|spec| spec.roofline(Precision::Bf16).ok());
     let nominal = Target::default();
     Target {
-        architecture: device.arch().into(),
+        architecture: architecture.into(),
         bytes_per_second: known.map_or(nominal.bytes_per_second, |roofline| roofline.bandwidth.0),
         flops_per_second: known.map_or(nominal.flops_per_second, |roofline| roofline.peak.0),
         ..nominal
@@ -130,6 +130,12 @@ impl Backend for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let memory = self.device.allocate(bytes, MemoryOwner::States)?;
+        self.device.queue()?.fill(&memory, 0, bytes)?;
+        Ok(Buffer::new(bytes, Arc::new(memory)))
+    }
+
+    fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
+        let memory = self.device.allocate_on_host(bytes, MemoryOwner::HostStates)?;
         self.device.queue()?.fill(&memory, 0, bytes)?;
         Ok(Buffer::new(bytes, Arc::new(memory)))
     }

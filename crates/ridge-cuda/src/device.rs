@@ -30,6 +30,7 @@ use crate::library;
 use crate::nccl::Nccl;
 use crate::nvrtc::Nvrtc;
 use context::CudaContext;
+pub(crate) use context::architecture;
 
 pub(crate) use arena::{ArenaLease, SharedArena};
 pub(crate) use handles::{CapturedGraph, CudaEvent, LoadedKernel};
@@ -46,6 +47,8 @@ pub(crate) struct CudaDevice {
     kernels: Mutex<HashMap<Arc<CudaSource>, Arc<LoadedKernel>>>,
     /// The workspace of all programs.
     arena: SharedArena<DeviceMemory>,
+    /// The block of the host that values of steps are offloaded to.
+    host_arena: SharedArena<DeviceMemory>,
     /// Numbers the steps of all programs.
     pub(crate) order: StepOrder,
     /// cuBLASLt and its workspace, from when a program first asks for them; `None` where there is none.
@@ -114,6 +117,7 @@ impl CudaDevice {
             cache: KernelCache::of_user(salt),
             kernels: Mutex::default(),
             arena: SharedArena::new(),
+            host_arena: SharedArena::new(),
             order: StepOrder::default(),
             products: OnceLock::new(),
             chosen: Mutex::default(),
@@ -196,6 +200,11 @@ impl CudaDevice {
         DeviceMemory::allocate(&self.context, bytes, owner)
     }
 
+    /// Page-locked memory of the host that launches read and write, uninitialised.
+    pub(crate) fn allocate_on_host(&self, bytes: usize, owner: MemoryOwner) -> Result<DeviceMemory> {
+        DeviceMemory::allocate_on_host(&self.context, bytes, owner)
+    }
+
     /// Page-locked memory of the host, zeroed.
     pub(crate) fn pinned(&self, bytes: usize) -> Result<PinnedMemory> {
         PinnedMemory::allocate(&self.context, bytes, MemoryOwner::HostStaging)
@@ -228,6 +237,14 @@ impl CudaDevice {
     /// When it must grow and memory runs out.
     pub(crate) fn lease_arena(&self, lease: &mut ArenaLease<DeviceMemory>, bytes: usize) -> Result<bool> {
         self.arena.lease(lease, bytes, |bytes| self.allocate(bytes, MemoryOwner::Workspace))
+    }
+
+    /// As [`lease_arena`](Self::lease_arena), of the block of the host that values are offloaded to.
+    ///
+    /// # Errors
+    /// When it must grow and the system gives no more page-locked memory.
+    pub(crate) fn lease_host_arena(&self, lease: &mut ArenaLease<DeviceMemory>, bytes: usize) -> Result<bool> {
+        self.host_arena.lease(lease, bytes, |bytes| self.allocate_on_host(bytes, MemoryOwner::HostWorkspace))
     }
 
     /// The kernel of `source`, compiled if neither this process nor the cache has it.

@@ -106,7 +106,7 @@ functions! {
     host_free = b"cuMemFreeHost" (*mut c_void);
     copy_to_device = b"cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
     copy_to_host = b"cuMemcpyDtoHAsync_v2" (*mut c_void, Address, usize, Handle);
-    copy_on_device = b"cuMemcpyDtoDAsync_v2" (Address, Address, usize, Handle);
+    copy_on_device = b"cuMemcpyAsync" (Address, Address, usize, Handle);
     fill = b"cuMemsetD8Async" (Address, u8, usize, Handle);
     stream_create = b"cuStreamCreate" (*mut Handle, c_uint);
     stream_destroy = b"cuStreamDestroy_v2" (Handle);

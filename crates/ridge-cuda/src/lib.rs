@@ -4,7 +4,7 @@
 //! primitives, over the texts in the folder `kernels`) and `kernels` (hand-written kernels and their registry); `compile`
 //! chooses among them for the nodes of a lowered graph. `program` binds buckets, `device` runs their launches (and
 //! autotunes where there are several candidates, as for large matrix products in `gemm`), `communicator` talks to other
-//! ranks, and `driver`, `nvrtc`, `cublaslt` and `nccl` call NVIDIA's libraries. A machine without a GPU runs the same program: what is missing is an error of
+//! ranks, and `planned` is a GPU that need not be there. `driver`, `nvrtc`, `cublaslt` and `nccl` call NVIDIA's libraries. A machine without a GPU runs the same program: what is missing is an error of
 //! [`Cuda::new`].
 //!
 //! On one machine every result is a function of the operands and their extents alone: extents fix the order of sums, and
@@ -31,6 +31,7 @@ mod library;
 mod nccl;
 mod nvrtc;
 mod options;
+mod planned;
 mod prims;
 mod program;
 
@@ -40,3 +41,4 @@ pub use kernel::{CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, KernelText
 pub use kernels::{CudaKernelEntry, CudaKernelRegistry};
 pub use nvrtc::{CompiledSource, Nvrtc};
 pub use options::CudaOptions;
+pub use planned::PlannedGpu;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ridge_graph::{Bindings, Graph};
 use ridge_runtime::{Buffer, MemoryBytes, Program, Result, Run, RuntimeError, plan};
 
+use crate::communicator::MeshRanks;
 use crate::compile;
 use crate::device::{CudaDevice, DeviceMemory};
 use crate::kernel::CudaSource;
@@ -57,10 +58,23 @@ impl Program for CudaProgram {
     }
 
     fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
-        let plan = plan(&self.graph, bindings)?;
-        let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings, &self.device.mesh_ranks())?;
-        Ok(BucketLayout::new(&plan, &kernels).memory())
+        bucket_memory(&self.registry, &self.graph, bindings, &self.device.mesh_ranks())
     }
+}
+
+/// What a bucket of `graph` takes besides weights and states, on a rank of `mesh`. Needs no GPU.
+///
+/// # Errors
+/// When a symbol is unbound, or an op has no kernel.
+pub(crate) fn bucket_memory(
+    registry: &CudaKernelRegistry,
+    graph: &Graph,
+    bindings: &Bindings,
+    mesh: &MeshRanks,
+) -> Result<MemoryBytes> {
+    let plan = plan(graph, bindings)?;
+    let kernels = compile::kernels(registry, graph, &plan, bindings, mesh)?;
+    Ok(BucketLayout::new(&plan, &kernels).memory())
 }
 
 /// The memory of buffers, which must be as large as `wanted` says.

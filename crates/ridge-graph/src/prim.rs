@@ -17,7 +17,7 @@ use crate::format::FormatRef;
 use crate::shape::Shape;
 use crate::work::Work;
 
-pub use kinds::{Binary, CollectiveKind, Combine, Compare, Literal, Unary};
+pub use kinds::{Binary, CollectiveKind, Combine, Compare, Literal, Memory, Unary};
 
 /// A primitive with its static attributes.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,6 +109,9 @@ pub enum Prim {
     Component(usize),
     /// The value of `dtype` and `shape` that these components, in order, store in `format`: the inverse of `Component`.
     Assemble { format: FormatRef, dtype: DType, shape: Shape },
+    /// The same tensor in another memory. What is in memory of the host while other things are computed takes none of the
+    /// device's.
+    Move(Memory),
     /// Communication over mesh axis `mesh` of `ranks` ranks.
     Collective { kind: CollectiveKind, mesh: Arc<str>, ranks: usize },
 }
@@ -185,6 +188,8 @@ impl Prim {
             Self::StateWrite => "state_write",
             Self::Component(_) => "component",
             Self::Assemble { .. } => "assemble",
+            Self::Move(Memory::Host) => "to_host",
+            Self::Move(Memory::Device) => "to_device",
             Self::Collective { kind, .. } => kind.name(),
         }
     }
@@ -241,6 +246,7 @@ impl Prim {
             | Self::Broadcast(_)
             | Self::StateRead
             | Self::StateWrite
+            | Self::Move(_)
             | Self::Assemble { .. } => String::new(),
         }
     }

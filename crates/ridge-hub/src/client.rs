@@ -68,10 +68,16 @@ impl Client {
     }
 
     fn request(&self, path: &str) -> RequestBuilder<WithoutBody> {
-        let request = self.agent.get(self.url(path));
+        self.request_url(&self.url(path))
+    }
+
+    /// A request for a URL of any server. The token is sent to the endpoint alone.
+    pub(crate) fn request_url(&self, url: &str) -> RequestBuilder<WithoutBody> {
+        let request = self.agent.get(url);
+        let is_endpoint = url.strip_prefix(&self.endpoint).is_some_and(|path| path.starts_with('/'));
         match &self.token {
-            Some(token) => request.header("authorization", format!("Bearer {token}")),
-            None => request,
+            Some(token) if is_endpoint => request.header("authorization", format!("Bearer {token}")),
+            _ => request,
         }
     }
 
@@ -115,6 +121,20 @@ impl Client {
         Ok(Content { start, body: response.into_body() })
     }
 
+    /// The response of any server, if it is a success.
+    pub(crate) fn checked(url: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
+        let status = response.status();
+        let problem = format!("the server responded with {status}");
+        match status.as_u16() {
+            _ if status.is_success() => Ok(response),
+            408 | 425 | 429 | 500..=599 => {
+                let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+                Err(Failure::Passing { problem, wait: wait.map(Duration::from_secs) })
+            }
+            _ => Err(Failure::Lasting(HubError::Request { url: url.to_owned(), problem })),
+        }
+    }
+
     /// The response, if it is a success.
     fn check(&self, model: &HubModel, path: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
         let status = response.status();
@@ -149,7 +169,7 @@ impl Client {
 }
 
 impl Failure {
-    fn of(error: ureq::Error) -> Self {
+    pub(crate) fn of(error: ureq::Error) -> Self {
         Self::Passing { problem: error.to_string(), wait: None }
     }
 }

@@ -3,7 +3,7 @@
 //! [`pull`] lists the files of a revision (`listing`), selects those that Ridge reads (`selection`), and downloads several in
 //! parallel (`download`): each to `blobs/CHECKSUM.incomplete`, resumed where an earlier attempt stopped, and renamed once its
 //! checksum is verified. The reference to the revision is written last, so a model that is found by name is complete. `client` sends
-//! requests, `settings` reads the environment.
+//! requests, `ranges` reads parts of a file at any URL, `settings` reads the environment.
 //!
 //! ```no_run
 //! use ridge_hub::{HubSettings, PullRequest, pull};
@@ -19,11 +19,13 @@ mod download;
 mod error;
 mod listing;
 mod pull;
+mod ranges;
 mod selection;
 mod settings;
 
 pub use error::{HubError, Result};
 pub use pull::{PullObserver, PullRequest, Pulled, pull};
+pub use ranges::{RangedFile, RangedStream};
 pub use settings::HubSettings;
 
 pub use ridge_files::hub::{HubCache, HubModel};

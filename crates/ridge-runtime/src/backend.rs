@@ -138,6 +138,15 @@ pub trait Backend: Send + Sync {
     /// When memory runs out.
     fn allocate(&self, bytes: usize) -> Result<Buffer>;
 
+    /// Zeroed memory of the host for a state that steps read and write in place there, so that it takes none of the
+    /// device's. That of [`allocate`](Backend::allocate) where the device has no memory of its own.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
+        self.allocate(bytes)
+    }
+
     /// May steps and [`write`](Backend::write) change the buffer? Not where [`upload`](Backend::upload) left the bytes in a
     /// mapped file or in another layout.
     fn is_writable(&self, _buffer: &Buffer) -> bool {

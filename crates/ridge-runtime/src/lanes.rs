@@ -1,6 +1,6 @@
-//! Assignment of collectives to the communication lane, and the launches that wait for them.
+//! Assignment of collectives and of copies between memories to the communication lane, and the launches that wait for them.
 //!
-//! Launches keep the order of the plan. A collective that can overlap with computation starts at its position and continues on the
+//! Launches keep the order of the plan. One of these that can overlap with computation starts at its position and continues on the
 //! communication lane, whose launches run one after another. A launch that reads its results, or overwrites memory that it reads or
 //! writes, waits for it. Memory is planned as if nothing overlapped; the remaining dependencies follow from the operands' offsets.
 
@@ -28,9 +28,10 @@ struct Operands {
     writes: Vec<Span>,
 }
 
-/// Does the node communicate with other ranks?
-pub(crate) fn communicates(op: &Op) -> bool {
-    matches!(op, Op::Prim(Prim::Collective { kind, ranks, .. }) if *ranks > 1 && !matches!(kind, CollectiveKind::Split(_)))
+/// Does the node communicate with other ranks, or copy between the memories of device and host?
+pub(crate) fn runs_beside(op: &Op) -> bool {
+    matches!(op, Op::Prim(Prim::Move(_)))
+        || matches!(op, Op::Prim(Prim::Collective { kind, ranks, .. }) if *ranks > 1 && !matches!(kind, CollectiveKind::Split(_)))
 }
 
 /// Puts the collectives of `plan` in the lane of communication, if anything can be computed beside one of them. Else they stay
@@ -38,7 +39,7 @@ pub(crate) fn communicates(op: &Op) -> bool {
 pub(crate) fn assign(plan: &mut Plan, graph: &Graph, bindings: &Bindings) -> Result<()> {
     let op = |plan: &Plan, launch: usize| {
         let kernel = &plan.kernels[plan.launches[launch].kernel];
-        communicates(&graph.function(kernel.func).nodes[kernel.node].op)
+        runs_beside(&graph.function(kernel.func).nodes[kernel.node].op)
     };
     let collectives: Vec<bool> = (0..plan.launches.len()).map(|launch| op(plan, launch)).collect();
     if !collectives.contains(&true) {

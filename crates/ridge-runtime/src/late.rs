@@ -123,6 +123,10 @@ impl Backend for Late {
         self.inner.allocate(bytes)
     }
 
+    fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
+        self.inner.allocate_on_host(bytes)
+    }
+
     fn is_writable(&self, buffer: &Buffer) -> bool {
         self.inner.is_writable(buffer)
     }

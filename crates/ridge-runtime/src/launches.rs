@@ -12,6 +12,8 @@ const ALIGN: usize = 64;
 pub enum Region {
     /// The workspace, shared by all programs of a device.
     Arena,
+    /// Memory of the host for values that are moved there, shared likewise.
+    Host,
     /// Weight `i` of the main function.
     Weight(u32),
     /// State `i` of the main function.
@@ -61,7 +63,7 @@ pub struct PlannedLaunch {
     pub outputs: Vec<Place>,
     /// The calls that lead to it: scopes of the call nodes, such as `model.layers.3`, outermost first.
     pub path: Vec<std::sync::Arc<str>>,
-    /// Does it run in the lane of communication, beside the launches behind it that do not wait for it?
+    /// Does it run in the lane of communication and copies, beside the launches behind it that do not wait for it?
     pub communicates: bool,
     /// How many launches of that lane must be complete before this one begins. They run in order. All are complete at the
     /// end of the step.
@@ -80,6 +82,8 @@ pub struct Plan {
     pub cut: usize,
     /// Bytes of workspace.
     pub arena_bytes: usize,
+    /// Bytes of memory of the host that values are moved to.
+    pub host_bytes: usize,
     /// Bytes of each weight, state, step input and data output of the main function, in order.
     pub weight_bytes: Vec<usize>,
     /// See `weight_bytes`.

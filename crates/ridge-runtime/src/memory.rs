@@ -15,6 +15,10 @@ pub enum MemoryOwner {
     /// Values of the plan, scratch memory of launches and preparations of kernels: one block, which all buckets of a
     /// backend share, as large as the largest needs it.
     Workspace,
+    /// States that are kept in memory of the host, where steps read and write them.
+    HostStates,
+    /// Values that a step of the plan keeps in memory of the host meanwhile: one block, shared as the workspace is.
+    HostWorkspace,
     /// Step inputs of a bucket.
     Inputs,
     /// Outputs of a bucket.
@@ -35,10 +39,12 @@ pub enum MemoryOwner {
 
 impl MemoryOwner {
     /// All owners, in the order in which they are shown.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Weights,
         Self::States,
         Self::Workspace,
+        Self::HostStates,
+        Self::HostWorkspace,
         Self::Inputs,
         Self::Outputs,
         Self::Constants,
@@ -55,6 +61,8 @@ impl MemoryOwner {
             Self::Weights => "weights",
             Self::States => "states",
             Self::Workspace => "workspace",
+            Self::HostStates => "offloaded states",
+            Self::HostWorkspace => "offloaded values",
             Self::Inputs => "inputs",
             Self::Outputs => "outputs",
             Self::Constants => "constants",
@@ -68,7 +76,7 @@ impl MemoryOwner {
 
     /// Is it memory of the host, where the device has memory of its own?
     pub fn is_host(self) -> bool {
-        matches!(self, Self::HostStaging | Self::Upload)
+        matches!(self, Self::HostStates | Self::HostWorkspace | Self::HostStaging | Self::Upload)
     }
 
     /// Does each bucket have its own, rather than all of a backend one?
@@ -120,6 +128,11 @@ impl MemoryBytes {
     /// Bytes in the memory of the device.
     pub fn on_device(&self) -> usize {
         MemoryOwner::ALL.into_iter().filter(|owner| !owner.is_host()).map(|owner| self.get(owner)).sum()
+    }
+
+    /// Bytes in memory of the host, where the device has memory of its own.
+    pub fn on_host(&self) -> usize {
+        MemoryOwner::ALL.into_iter().filter(|owner| owner.is_host()).map(|owner| self.get(owner)).sum()
     }
 
     /// Bytes in the memory of the device of owners that each bucket has its own of.

@@ -1,7 +1,7 @@
 //! Parameters: memory that outlives a step. Weights, optimiser states, accumulators, caches and derived copies are handled
 //! uniformly: found by name, read by some programs and updated by others.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -212,6 +212,8 @@ pub(crate) struct ParamStore {
     params: Mutex<HashMap<ParamKey, Arc<Param>>>,
     /// Settled layouts, of each model. A parameter's may be known before it is loaded.
     pub(crate) layouts: Mutex<HashMap<Arc<str>, Layouts>>,
+    /// Parameters that are kept in memory of the host.
+    on_host: Mutex<HashSet<ParamKey>>,
     /// Moves when any version does, or a parameter breaks: while it stands, nothing needs to be checked again.
     epoch: AtomicU64,
 }
@@ -230,6 +232,17 @@ impl ParamStore {
     /// The settled layout of a parameter.
     pub(crate) fn layout(&self, model: &Arc<str>, name: &str) -> Option<Layout> {
         lock(&self.layouts).get(model)?.get(name).cloned()
+    }
+
+    /// Has a parameter, which has no memory yet, kept in memory of the host.
+    pub(crate) fn keep_on_host(&self, model: &Arc<str>, name: &str) {
+        lock(&self.on_host).insert((Arc::clone(model), name.into()));
+    }
+
+    /// Is a parameter kept in memory of the host?
+    pub(crate) fn is_on_host(&self, model: &Arc<str>, name: &str) -> bool {
+        let on_host = lock(&self.on_host);
+        !on_host.is_empty() && on_host.contains(&(Arc::clone(model), name.into()))
     }
 
     /// The parameters of a model.

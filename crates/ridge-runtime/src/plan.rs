@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use ridge_graph::{Bindings, FuncId, Function, Graph, Node, Op, Prim, Role, Type, Var};
+use ridge_graph::{Bindings, FuncId, Function, Graph, Memory, Node, Op, Prim, Role, Type, Var};
 
 use crate::alias::{alias_of, is_view, storage_root};
 use crate::error::Result;
@@ -42,9 +42,9 @@ pub fn plan(graph: &Graph, bindings: &Bindings) -> Result<Plan> {
         planner.plan.output_bytes.push(component_offsets(main.ty(output.var), bindings)?.1);
         outputs.push(Place { region: Region::Output(outputs.len() as u32), offset: 0 });
     }
-    let arena = Place { region: Region::Arena, offset: 0 };
-    planner.plan.arena_bytes = planner.frames[graph.main.index()].bytes;
-    planner.expand(graph.main, &args, &outputs, arena, &mut Vec::new());
+    let blocks = [Region::Arena, Region::Host].map(|region| Place { region, offset: 0 });
+    [planner.plan.arena_bytes, planner.plan.host_bytes] = planner.frames[graph.main.index()].bytes;
+    planner.expand(graph.main, &args, &outputs, blocks, &mut Vec::new());
     let mut plan = planner.plan;
     let late: Vec<Region> =
         main.args.iter().zip(&args).filter(|(arg, _)| arg.late).map(|(_, place)| place.region).collect();
@@ -61,17 +61,17 @@ enum Spot {
     Arg(usize, usize),
     /// At the place that the caller gives for data output `i`, this many bytes in.
     Output(usize, usize),
-    /// In the frame.
-    Frame(usize),
+    /// In the frame of this memory.
+    Frame(usize, usize),
 }
 
-/// Memory of one function, whoever calls it.
+/// Memory of one function, whoever calls it: `[device, host]`.
 struct Frame {
-    bytes: usize,
+    bytes: [usize; 2],
     /// By node and output.
     spots: Vec<Vec<Spot>>,
-    /// Of a call node, where its callee's frame is; of others unused.
-    callee_frames: Vec<usize>,
+    /// Of a call node, where its callee's frames are; of others unused.
+    callee_frames: Vec<[usize; 2]>,
     /// Of nodes that run, the index into `Plan::kernels`.
     kernels: Vec<Option<usize>>,
 }
@@ -87,13 +87,13 @@ impl Planner<'_> {
     fn frame(&mut self, func: FuncId) -> Result<Frame> {
         let function = self.graph.function(func);
         let mut frame = Frame {
-            bytes: 0,
+            bytes: [0; 2],
             spots: vec![Vec::new(); function.nodes.len()],
-            callee_frames: vec![0; function.nodes.len()],
+            callee_frames: vec![[0; 2]; function.nodes.len()],
             kernels: vec![None; function.nodes.len()],
         };
         let last_use = last_uses(function);
-        let mut free = FreeList::default();
+        let mut free = [FreeList::default(), FreeList::default()];
         let given: HashMap<Var, usize> = function
             .outputs
             .iter()
@@ -102,7 +102,7 @@ impl Planner<'_> {
             .map(|(i, o)| (storage_root(function, o.var), i))
             .collect();
         // Frame memory to give back after each node.
-        let mut dying: Vec<Vec<(usize, usize)>> = vec![Vec::new(); function.nodes.len()];
+        let mut dying: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); function.nodes.len()];
         for (index, node) in function.nodes.iter().enumerate() {
             for (out, ty) in node.outputs.iter().enumerate() {
                 let var = function.var(index, out);
@@ -113,7 +113,7 @@ impl Planner<'_> {
                     match frame.spots[node.inputs[0].index()][node.inputs[0].out as usize] {
                         Spot::Arg(arg, base) => Spot::Arg(arg, base + offsets[part]),
                         Spot::Output(output, base) => Spot::Output(output, base + offsets[part]),
-                        Spot::Frame(base) => Spot::Frame(base + offsets[part]),
+                        Spot::Frame(memory, base) => Spot::Frame(memory, base + offsets[part]),
                     }
                 } else if let Some(source) = alias_of(function, var) {
                     frame.spots[source.index()][source.out as usize]
@@ -121,25 +121,29 @@ impl Planner<'_> {
                     Spot::Output(*output, 0)
                 } else {
                     let bytes = round_up(component_offsets(ty, self.bindings)?.1);
-                    let offset = free.take(bytes);
+                    let memory = usize::from(matches!(node.op, Op::Prim(Prim::Move(Memory::Host))));
+                    let offset = free[memory].take(bytes);
                     let last = last_use[index][out].max(index);
-                    dying[last].push((offset, bytes));
-                    Spot::Frame(offset)
+                    dying[last].push((memory, offset, bytes));
+                    Spot::Frame(memory, offset)
                 };
                 frame.spots[index].push(spot);
             }
             if let Op::Call(callee) = node.op {
-                let bytes = round_up(self.frames[callee.index()].bytes);
-                frame.callee_frames[index] = free.take(bytes);
-                dying[index].push((frame.callee_frames[index], bytes));
+                for (memory, free) in free.iter_mut().enumerate() {
+                    let bytes = round_up(self.frames[callee.index()].bytes[memory]);
+                    let offset = free.take(bytes);
+                    frame.callee_frames[index][memory] = offset;
+                    dying[index].push((memory, offset, bytes));
+                }
             } else if !is_view(node) {
                 frame.kernels[index] = Some(self.kernel(func, index)?);
             }
-            for (offset, bytes) in dying[index].drain(..) {
-                free.give(offset, bytes);
+            for (memory, offset, bytes) in dying[index].drain(..) {
+                free[memory].give(offset, bytes);
             }
         }
-        frame.bytes = free.high_water;
+        frame.bytes = free.map(|free| free.high_water);
         Ok(frame)
     }
 
@@ -163,7 +167,7 @@ impl Planner<'_> {
         let role = match from.region {
             Region::Weight(index) => Some((Role::Weight, index)),
             Region::State(index) => Some((Role::State, index)),
-            Region::Arena | Region::Input(_) | Region::Output(_) => None,
+            Region::Arena | Region::Host | Region::Input(_) | Region::Output(_) => None,
         };
         let name = role.and_then(|(role, index)| self.graph.args(role).nth(index as usize));
         let dtype = self.graph.function(copy.func).nodes[copy.node].outputs[0].dtype;
@@ -176,7 +180,7 @@ impl Planner<'_> {
         func: FuncId,
         args: &[Place],
         outputs: &[Place],
-        frame_at: Place,
+        frames_at: [Place; 2],
         path: &mut Vec<std::sync::Arc<str>>,
     ) {
         let graph = self.graph;
@@ -189,12 +193,12 @@ impl Planner<'_> {
             let place = |var: Var| match frame.spots[var.index()][var.out as usize] {
                 Spot::Arg(arg, offset) => args[arg].plus(offset),
                 Spot::Output(output, offset) => outputs[output].plus(offset),
-                Spot::Frame(offset) => frame_at.plus(offset),
+                Spot::Frame(memory, offset) => frames_at[memory].plus(offset),
             };
             let ins: Vec<Place> = node.inputs.iter().map(|v| place(*v)).collect();
             let outs: Vec<Place> = (0..node.outputs.len()).map(|o| place(function.var(index, o))).collect();
             if let Op::Call(callee) = node.op {
-                let inner = frame_at.plus(frame.callee_frames[index]);
+                let inner = [0, 1].map(|memory| frames_at[memory].plus(frame.callee_frames[index][memory]));
                 let roles = graph.function(callee).outputs.iter().map(|o| o.role);
                 let data: Vec<Place> =
                     outs.iter().zip(roles).filter(|(_, r)| *r == Role::Data).map(|(p, _)| *p).collect();
@@ -233,12 +237,12 @@ fn last_uses(function: &Function) -> Vec<Vec<usize>> {
             last[root.index()][root.out as usize] = index;
         }
     }
-    // What is sent stays until the call behind is over, so that the call may be computed meanwhile.
+    // What is sent or moved stays until the call behind is over, so that the call may be computed meanwhile.
     let mut call = None;
     for (index, node) in function.nodes.iter().enumerate().rev() {
         match (&node.op, call) {
             (Op::Call(_), _) => call = Some(index),
-            (op, Some(call)) if lanes::communicates(op) => {
+            (op, Some(call)) if lanes::runs_beside(op) => {
                 let root = storage_root(function, node.inputs[0]);
                 let last = &mut last[root.index()][root.out as usize];
                 *last = call.max(*last);

@@ -50,6 +50,11 @@ pub struct CachedProgram {
 }
 
 impl CachedProgram {
+    /// The graph as the device runs it.
+    pub fn graph(&self) -> &Graph {
+        &self.lowered
+    }
+
     /// The outputs that it was compiled for.
     pub fn outputs(&self) -> &[String] {
         &self.outputs

@@ -93,6 +93,10 @@ impl Backend for Ranks {
         self.buffer(bytes, |rank| rank.allocate(bytes))
     }
 
+    fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
+        self.buffer(bytes, |rank| rank.allocate_on_host(bytes))
+    }
+
     fn is_writable(&self, buffer: &Buffer) -> bool {
         self.parts(buffer).is_ok_and(|mut parts| parts.all(|(rank, buffer)| rank.is_writable(buffer)))
     }

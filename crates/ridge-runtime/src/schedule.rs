@@ -9,7 +9,7 @@ use ridge_graph::{Bindings, DType, Graph, Role};
 
 use crate::backend::{Backend, SLOTS};
 use crate::error::{Result, RuntimeError};
-use crate::memory::MemoryBytes;
+use crate::memory::{MemoryBytes, MemoryOwner};
 use crate::program::Bucket;
 use crate::program_cache::ProgramCache;
 use crate::session::Session;
@@ -77,22 +77,39 @@ pub trait ScheduleDriver {
 }
 
 impl Schedule {
-    /// Bytes that `backend` allocates for all states and weights that the stages use, each counted once.
+    /// What `backend` allocates for all states and weights that the stages use, each counted once: as states, those of them
+    /// that are kept in memory of the host as such.
     ///
     /// # Errors
     /// When the shape of a parameter has an unbound symbol.
-    pub fn parameter_bytes(&self, bindings: &Bindings, backend: &dyn Backend) -> Result<u64> {
+    pub fn parameter_memory(
+        &self,
+        bindings: &Bindings,
+        backend: &dyn Backend,
+        on_host: &HashSet<&str>,
+    ) -> Result<MemoryBytes> {
         let mut seen: HashSet<&str> = HashSet::new();
-        let mut bytes = 0;
+        let mut memory = MemoryBytes::default();
         for stage in &self.stages {
             for arg in stage.graph.args(Role::State).chain(stage.graph.args(Role::Weight)) {
                 if seen.insert(&arg.name) {
                     let stored = usize::try_from(arg.ty.bytes().eval(bindings)?).unwrap_or(usize::MAX);
-                    bytes += backend.padded_bytes(stored) as u64;
+                    let is_on_host = on_host.contains(&*arg.name);
+                    let owner = if is_on_host { MemoryOwner::HostStates } else { MemoryOwner::States };
+                    memory = memory.with(owner, backend.padded_bytes(stored));
                 }
             }
         }
-        Ok(bytes)
+        Ok(memory)
+    }
+
+    /// The states that the stage `name` alone uses: they may be kept in memory of the host without a transfer in any other.
+    pub fn states_of(&self, name: &str) -> impl Iterator<Item = &str> {
+        let (of, others): (Vec<_>, Vec<_>) = self.stages.iter().partition(|stage| stage.name == name);
+        let elsewhere: HashSet<&str> =
+            others.iter().flat_map(|stage| &stage.graph.main().args).map(|arg| &*arg.name).collect();
+        let states = of.into_iter().flat_map(|stage| stage.graph.args(Role::State)).map(|arg| &*arg.name);
+        states.filter(move |name| !elsewhere.contains(name))
     }
 
     /// What the stages' buckets allocate besides parameters: of what buckets share as much as the largest needs, of the

@@ -174,8 +174,30 @@ impl Session {
         Ok(())
     }
 
-    /// Uploads a weight in its settled layout.
+    /// Has these parameters, which have no memory yet and are stored plainly, kept in memory of the host, where steps read and
+    /// write them: optimiser states that the device has no room for.
+    pub fn keep_on_host<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        names.into_iter().for_each(|name| self.store.keep_on_host(&self.model, name));
+    }
+
+    /// Zeroed memory for a parameter, where it is kept.
+    fn allocate(&self, kind: &'static str, name: &str, bytes: usize) -> Result<Buffer> {
+        let allocated = match self.store.is_on_host(&self.model, name) {
+            true => self.backend.allocate_on_host(bytes),
+            false => self.backend.allocate(bytes),
+        };
+        allocated.map_err(|e| named(kind, name, &e))
+    }
+
+    /// Uploads a weight in its settled layout, or as it is to memory of the host.
     fn upload(&self, name: &str, ty: &Type, given: GivenWeight, layout: Option<&Layout>) -> Result<Buffer> {
+        if self.store.is_on_host(&self.model, name)
+            && let GivenWeight::Whole(parts) = &given
+        {
+            let buffer = self.allocate("parameter", name, component_offsets(ty, &Bindings::new())?.1)?;
+            self.overwrite(&Param::new(name, ty, ParamKind::State, buffer.clone()), &buffer, ty, parts)?;
+            return Ok(buffer);
+        }
         let uploaded = match given {
             GivenWeight::Whole(parts) => self.backend.upload(ty, parts),
             GivenWeight::Shares(shares) => self.backend.upload_shares(ty, shares),
@@ -282,7 +304,7 @@ impl Session {
                 continue;
             }
             let bytes = component_offsets(&arg.ty, bindings)?.1;
-            let buffer = self.backend.allocate(bytes).map_err(|e| named("state", &arg.name, &e))?;
+            let buffer = self.allocate("state", &arg.name, bytes)?;
             if arg.ty.shape.as_const().is_some() {
                 self.add(Param::new(&arg.name, &arg.ty, ParamKind::State, buffer));
             } else {
@@ -303,7 +325,7 @@ impl Session {
             return Err(param.error(why.into()));
         }
         let bytes = self.backend.read(buffer)?;
-        let own = self.backend.allocate(bytes.len()).map_err(|e| named("parameter", &param.name, &e))?;
+        let own = self.allocate("parameter", &param.name, bytes.len())?;
         self.backend.write(&own, &bytes)?;
         *memory = Some(own);
         Ok(())
@@ -367,7 +389,7 @@ impl Session {
         }
         let sources: Vec<_> = graph.args(Role::Weight).map(|arg| self.known(&arg.name)).collect::<Result<_>>()?;
         let bytes = component_offsets(&copy.ty, &Bindings::new())?.1;
-        let buffer = self.backend.allocate(bytes).map_err(|e| named("parameter", &copy.name, &e))?;
+        let buffer = self.allocate("parameter", &copy.name, bytes)?;
         let derivation = Derivation::new(graph.clone(), sources, *refresh, *evictable);
         self.add(Param::derived(&copy.name, &copy.ty, derivation, buffer));
         Ok(())
@@ -497,7 +519,7 @@ impl Session {
             return Ok(buffer.clone());
         }
         let bytes = component_offsets(&param.ty, &Bindings::new())?.1;
-        let buffer = self.backend.allocate(bytes).map_err(|e| named("parameter", &param.name, &e))?;
+        let buffer = self.allocate("parameter", &param.name, bytes)?;
         Ok(memory.insert(buffer).clone())
     }
 }

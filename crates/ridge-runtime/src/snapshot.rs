@@ -1,9 +1,10 @@
-//! A memory snapshot of a step, from its plan: the values in the workspace with their offsets and lifetimes.
+//! A memory snapshot of a step, from its plan: the values in the workspace, and in memory of the host that they are moved to, with
+//! their offsets and lifetimes.
 
 use ridge_graph::{Bindings, Graph, Role};
 
 use crate::error::Result;
-use crate::launches::{Plan, Region, component_offsets};
+use crate::launches::{Place, Plan, Region, component_offsets};
 
 /// A value in the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,12 @@ pub struct MemorySnapshot {
     pub arena_bytes: usize,
     /// The values in it, in the order in which they are computed.
     pub values: Vec<LiveValue>,
+    /// Bytes of memory of the host that the plan moves values to, holes included.
+    pub host_bytes: usize,
+    /// The values in it, in the order in which they are moved there.
+    pub host_values: Vec<LiveValue>,
+    /// The most bytes of them at a time.
+    pub host_peak_bytes: usize,
     /// Number of launches.
     pub launches: usize,
     /// The launch during which the most bytes are live; 0 where there is none.
@@ -61,43 +68,28 @@ pub struct MemorySnapshot {
 /// # Errors
 /// When a symbol is unbound.
 pub fn memory_snapshot(graph: &Graph, plan: &Plan, bindings: &Bindings) -> Result<MemorySnapshot> {
-    let mut values: Vec<LiveValue> = Vec::new();
-    // Indices of values that nobody has written over yet.
-    let mut present: Vec<usize> = Vec::new();
+    let mut blocks = [Region::Arena, Region::Host].map(BlockValues::of);
     let mut names = Vec::with_capacity(plan.launches.len());
     for (at, launch) in plan.launches.iter().enumerate() {
         let kernel = &plan.kernels[launch.kernel];
         let node = &graph.function(kernel.func).nodes[kernel.node];
         let scopes = launch.path.iter().chain([&node.scope]).map(|scope| &**scope).filter(|scope| !scope.is_empty());
         let place = scopes.collect::<Vec<_>>().join(".");
-        for input in launch.inputs.iter().filter(|place| place.region == Region::Arena) {
-            let holds = |value: &LiveValue| {
-                input.offset == value.offset || (value.offset..value.offset + value.bytes).contains(&input.offset)
-            };
-            if let Some(value) = present.iter().rev().find(|i| holds(&values[**i])) {
-                values[*value].last = at;
-            }
-        }
+        blocks.iter_mut().for_each(|block| launch.inputs.iter().for_each(|input| block.read(*input, at)));
         for (output, ty) in launch.outputs.iter().zip(&node.outputs) {
             let bytes = component_offsets(ty, bindings)?.1;
-            if output.region != Region::Arena || bytes == 0 {
-                continue;
-            }
-            let end = output.offset + bytes;
-            present.retain(|i| values[*i].offset + values[*i].bytes <= output.offset || end <= values[*i].offset);
-            present.push(values.len());
-            values.push(LiveValue {
-                place: place.clone(),
-                op: node.op_name().to_owned(),
-                offset: output.offset,
-                bytes,
-                first: at,
-                last: at,
-            });
+            let (place, op) = (place.clone(), node.op_name().to_owned());
+            let value = LiveValue { place, op, offset: output.offset, bytes, first: at, last: at };
+            blocks
+                .iter_mut()
+                .filter(|block| block.region == output.region)
+                .for_each(|block| block.write(value.clone()));
         }
         names.push(if place.is_empty() { node.op_name().to_owned() } else { format!("{} at {place}", node.op_name()) });
     }
+    let [values, host_values] = blocks.map(|block| block.values);
     let (peak, peak_bytes) = peak_of(&values, plan.launches.len());
+    let (_, host_peak_bytes) = peak_of(&host_values, plan.launches.len());
     let main = graph.main();
     let args = |role: Role, bytes: &[usize]| -> Vec<NamedBytes> {
         let args = main.args.iter().filter(|arg| arg.role == role);
@@ -106,6 +98,9 @@ pub fn memory_snapshot(graph: &Graph, plan: &Plan, bindings: &Bindings) -> Resul
     let outputs = main.outputs.iter().filter(|o| o.role == Role::Data).zip(&plan.output_bytes);
     Ok(MemorySnapshot {
         arena_bytes: plan.arena_bytes,
+        host_bytes: plan.host_bytes,
+        host_values,
+        host_peak_bytes,
         launches: plan.launches.len(),
         peak,
         peak_bytes,
@@ -116,6 +111,46 @@ pub fn memory_snapshot(graph: &Graph, plan: &Plan, bindings: &Bindings) -> Resul
         outputs: outputs.map(|(o, bytes)| NamedBytes { name: o.name.to_string(), bytes: *bytes }).collect(),
         values,
     })
+}
+
+/// The values of one block of memory so far.
+struct BlockValues {
+    region: Region,
+    values: Vec<LiveValue>,
+    /// Indices of values that nobody has written over yet.
+    present: Vec<usize>,
+}
+
+impl BlockValues {
+    fn of(region: Region) -> Self {
+        Self { region, values: Vec::new(), present: Vec::new() }
+    }
+
+    /// A launch reads at `place`.
+    fn read(&mut self, place: Place, launch: usize) {
+        let holds = |value: &LiveValue| {
+            place.offset == value.offset || (value.offset..value.offset + value.bytes).contains(&place.offset)
+        };
+        if place.region == self.region
+            && let Some(value) = self.present.iter().rev().find(|i| holds(&self.values[**i]))
+        {
+            self.values[*value].last = launch;
+        }
+    }
+
+    /// A launch writes a value.
+    fn write(&mut self, value: LiveValue) {
+        if value.bytes == 0 {
+            return;
+        }
+        let (start, end) = (value.offset, value.offset + value.bytes);
+        self.present.retain(|i| {
+            let known = &self.values[*i];
+            known.offset + known.bytes <= start || end <= known.offset
+        });
+        self.present.push(self.values.len());
+        self.values.push(value);
+    }
 }
 
 /// The first launch at which the most bytes are live, and how many.

@@ -214,12 +214,19 @@ fn content_reply(state: &mut State, mut content: Vec<u8>, seen: &SeenRequest) ->
         content[LARGE / 2] ^= 1;
     }
     let size = content.len();
-    let start = seen.range.as_deref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
-    let mut reply = match start.filter(|_| !faults.without_ranges) {
-        Some(start) if start < size => Reply {
-            headers: vec![("content-range", format!("bytes {start}-{}/{size}", size - 1))],
-            ..Reply::new("206 Partial Content", content.split_off(start))
-        },
+    let range = seen.range.as_deref().and_then(|range| {
+        let (start, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+        Some((start.parse().ok()?, last.parse().unwrap_or(usize::MAX)))
+    });
+    let mut reply = match range.filter(|_| !faults.without_ranges) {
+        Some((start, last)) if start < size => {
+            let end = last.saturating_add(1).min(size);
+            content.truncate(end);
+            Reply {
+                headers: vec![("content-range", format!("bytes {start}-{}/{size}", end - 1))],
+                ..Reply::new("206 Partial Content", content.split_off(start))
+            }
+        }
         Some(_) => Reply::new("416 Range Not Satisfiable", ""),
         None => Reply::new("200 OK", content),
     };

@@ -1,4 +1,4 @@
-//! From files to batches: `documents` reads texts, of `formats` that hold many of them too, `vocabulary` makes tokens of them, `tokens` holds tokens in memory or in
+//! From files to batches: `source` has the bytes of files here and on servers, `documents` reads texts, of `formats` that hold many of them too, `vocabulary` makes tokens of them, `tokens` holds tokens in memory or in
 //! mapped files, `order` says which sequence comes next, `batches` cuts sequences and fills steps with them. `prepare`
 //! makes token shards of texts, filtered by `filters`, without texts of evaluations by `held_out` and duplicates by `duplicates`, tokenised by `pieces`.
 
@@ -11,6 +11,7 @@ pub mod held_out;
 pub mod order;
 mod pieces;
 pub mod prepare;
+pub mod source;
 pub mod tokens;
 pub mod vocabulary;
 mod words;

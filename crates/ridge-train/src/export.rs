@@ -38,7 +38,7 @@ pub fn export(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
 
 fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
     let prepared = trainer.prepared();
-    let tensors = prepared.config.publish(trainer.weights(means)?)?;
+    let tensors = prepared.step.config.publish(trainer.weights(means)?)?;
     let tensors: Vec<SavedTensor> = tensors
         .into_iter()
         .map(|tensor| SavedTensor { name: tensor.name, dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.bytes })
@@ -47,10 +47,10 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
 
     let mut config = prepared.config_json.clone();
     if let Value::Object(keys) = &mut config {
-        if let Some(class) = prepared.config.class() {
+        if let Some(class) = prepared.step.config.class() {
             keys.insert("architectures".to_owned(), json!([class]));
         }
-        let dtype = match prepared.settings.train.precision {
+        let dtype = match prepared.step.settings.train.precision {
             Precision::F32 => "float32",
             Precision::F16 => "float16",
             Precision::Bf16 | Precision::Bf16Stochastic | Precision::Bf16Kahan => "bfloat16",
@@ -66,7 +66,7 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
     }
     write_text(&folder.join("config.json"), &format!("{config:#}\n"))?;
     write_text(&folder.join("tokenizer.json"), prepared.corpus.vocabulary.json())?;
-    let from = prepared.settings.model.from.as_deref();
+    let from = prepared.step.settings.model.from.as_deref();
     let mut copied = false;
     for name in TOKENIZER_FILES {
         let Some(source) = from.map(|from| from.join(name)).filter(|source| source.is_file()) else { continue };
@@ -79,7 +79,7 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
         let end = end.and_then(|id| prepared.corpus.vocabulary.tokenizer().id_to_token(id));
         let mut settings = json!({
             "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
-            "model_max_length": prepared.config.max_context(),
+            "model_max_length": prepared.step.config.max_context(),
         });
         if let (Value::Object(keys), Some(end)) = (&mut settings, end) {
             keys.insert("eos_token".to_owned(), end.into());

@@ -1,12 +1,13 @@
 //! Training: data, optimisers, schedules, checkpoints and the loop, on any backend.
 //!
-//! Read `settings` first (what a run may be told), then `prepare` (from settings to graphs), `step` (a training step as a
+//! Read `settings` first (what a run may be told), then `prepare` (from settings to data and configuration), `prepared_step` (from these to graphs), `step` (a training step as a
 //! schedule of three programs), `trainer` (weights on a device, single steps, losses, samples) and `run` (the loop).
 //! `optimizer` says what an update does to each weight, `rate` the learning rate of each step, `initial` the weights at the
-//! beginning, `recompute` what the backward pass computes again, `experts` what is asked of routing and how evenly it used them, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
+//! beginning, `recompute` what the backward pass computes again, `choices` what a step may recompute and offload to fit, `experts` what is asked of routing and how evenly it used them, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
 //! writes models, `log` tells what happens.
 
 pub mod checkpoint;
+mod choices;
 pub mod data;
 mod error;
 mod experts;
@@ -18,6 +19,7 @@ pub mod log;
 mod mup;
 mod optimizer;
 mod prepare;
+mod prepared_step;
 mod rate;
 mod recompute;
 mod run;
@@ -26,6 +28,7 @@ pub mod settings;
 pub mod step;
 mod trainer;
 
+pub use choices::{StepChoice, step_choices};
 pub use error::{Result, TrainError};
 pub use experts::{ExpertLoads, LayerUse};
 pub use export::export;
@@ -33,7 +36,8 @@ pub use guard::{LossScale, LossStatistics, Refusal};
 pub use initial::{initial_weight, usual_initialization};
 pub use mup::WidthScaling;
 pub use optimizer::{UpdateOp, UpdateState, WeightUpdate, weight_updates};
-pub use prepare::{KeptState, OpPrecisions, Prepared, StoredKind};
+pub use prepare::Prepared;
+pub use prepared_step::{KeptState, OpPrecisions, PreparedStep, StoredKind};
 pub use rate::learning_rate;
 pub use recompute::RecomputeLevel;
 pub use run::{RunEnd, train};

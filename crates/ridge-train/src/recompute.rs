@@ -32,6 +32,11 @@ impl RecomputeLevel {
         (self.level..self.layers + 2).map(move |level| Self { level, ..self })
     }
 
+    /// Does it recompute all of every layer?
+    pub fn is_whole(self) -> bool {
+        self.level == self.layers + 1
+    }
+
     /// What each layer recomputes.
     pub fn of_layers(self) -> Vec<Recompute> {
         let Self { level, layers } = self;

@@ -49,8 +49,8 @@ pub fn train(
     check_writable(&folder)?;
     let (saved, notes) = resumed(&settings)?;
     let mut prepared = Prepared::new(settings)?;
-    prepared.fit(&backend)?;
-    let mut logs = Logs::open(&folder, &prepared.settings)?;
+    prepared.step.fit(&backend)?;
+    let mut logs = Logs::open(&folder, &prepared.step.settings)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
         observe(&event);
         logs.write(&event)
@@ -58,12 +58,12 @@ pub fn train(
     for text in notes {
         tell(&mut logs, TrainEvent::Note { text })?;
     }
-    if prepared.settings.train.memory.is_some() {
-        let text = format!("to fit into train.memory, the backward pass recomputes {}", prepared.recompute);
+    if prepared.step.settings.train.memory.is_some() {
+        let text = format!("to fit into train.memory, the backward pass recomputes {}", prepared.step.recompute);
         tell(&mut logs, TrainEvent::Note { text })?;
     }
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();
-    let parameters = prepared.parameters();
+    let parameters = prepared.step.parameters();
     let trainer = Trainer::new(prepared, backend, saved.as_ref())?;
     let step = trainer.progress().step;
     tell(&mut logs, TrainEvent::Started { step, parameters, tokens })?;
@@ -120,11 +120,11 @@ type Tell<'a> = &'a mut dyn FnMut(&mut Logs, TrainEvent) -> Result<()>;
 impl Run {
     fn new(trainer: Trainer, logs: Logs) -> Self {
         let prepared = trainer.prepared();
-        let folder = checkpoints_of(&prepared.settings.checkpoint.folder);
-        let writer = CheckpointWriter::new(folder, prepared.settings.checkpoint.clone(), None);
+        let folder = checkpoints_of(&prepared.step.settings.checkpoint.folder);
+        let writer = CheckpointWriter::new(folder, prepared.step.settings.checkpoint.clone(), None);
         // The backward pass has two products for each of the forward pass.
-        let forward = prepared.graph.cost().matrix_flops.eval(&prepared.bindings()).ok();
-        let flops = forward.map(|forward| 3.0 * forward as f64 * prepared.settings.train.accumulation as f64);
+        let forward = prepared.step.graph.cost().matrix_flops.eval(&prepared.step.bindings()).ok();
+        let flops = forward.map(|forward| 3.0 * forward as f64 * prepared.step.settings.train.accumulation as f64);
         let peak = trainer.session().backend().kernels().first().map(|kernel| kernel.target.flops_per_second);
         let step = trainer.progress().step;
         let reported = (Instant::now(), step);
@@ -132,7 +132,7 @@ impl Run {
     }
 
     fn settings(&self) -> &Settings {
-        &self.trainer.prepared().settings
+        &self.trainer.prepared().step.settings
     }
 
     fn until_end(&mut self, stop: &AtomicBool, tell: Tell<'_>) -> Result<RunEnd> {

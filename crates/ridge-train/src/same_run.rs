@@ -21,11 +21,11 @@ pub(crate) fn check_same_run(prepared: &Prepared, saved: &SavedState, fingerprin
             return Err(differs(&format!("{key} of config.json"), value, now));
         }
     }
-    if *optimizer != prepared.optimizer_name() {
-        return Err(differs("optimizer.name", optimizer, &prepared.optimizer_name()));
+    if *optimizer != prepared.step.optimizer_name() {
+        return Err(differs("optimizer.name", optimizer, &prepared.step.optimizer_name()));
     }
-    if *seed != prepared.settings.train.seed {
-        return Err(differs("train.seed", seed, &prepared.settings.train.seed));
+    if *seed != prepared.step.settings.train.seed {
+        return Err(differs("train.seed", seed, &prepared.step.settings.train.seed));
     }
     if saved.tokenizer != prepared.corpus.vocabulary.json() {
         return Err(differs("the vocabulary", &"another", &"that of data.vocabulary"));

@@ -13,6 +13,6 @@ pub use read::{read_settings, shown_settings};
 
 pub use sections::{
     CheckpointSettings, DataSettings, Fp8, Fp8Gradients, GroupSettings, Guard, Initialization, LogSettings,
-    ModelSettings, OptimizerName, OptimizerSettings, Packing, Precision, Recomputation, SampleSettings, ScheduleName,
-    Settings, TrainSettings, ValidationSettings,
+    ModelSettings, Offload, OptimizerName, OptimizerSettings, Packing, Precision, Recomputation, SampleSettings,
+    ScheduleName, Settings, TrainSettings, ValidationSettings,
 };

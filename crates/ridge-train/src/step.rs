@@ -10,7 +10,7 @@
 
 use ridge_graph::grad::{Differentiated, float_weights};
 use ridge_graph::passes::{self, EXPERT_DROPPED, EXPERT_LOAD, FP8_AMAX};
-use ridge_graph::{Binary, Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
+use ridge_graph::{Binary, Bindings, Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
 use ridge_runtime::{Schedule, Stage, Times};
 
 use crate::fp8;
@@ -86,6 +86,8 @@ pub struct StepPlan<'a> {
     pub fp8_history: usize,
     /// What the backward pass computes again.
     pub recompute: RecomputeLevel,
+    /// The extents of a micro-batch, if what its layers keep for the backward pass is offloaded.
+    pub offload: Option<&'a Bindings>,
 }
 
 impl StepPlan<'_> {
@@ -153,7 +155,12 @@ impl StepPlan<'_> {
             let by = if parameter.name.ends_with(FP8_AMAX) { Binary::Max } else { Binary::Add };
             accumulate(&mut step, &gradient_name(&parameter.name), parameter.gradient, first, by)?;
         }
-        step.finish(Vec::new())
+        let mut graph = step.finish(Vec::new())?;
+        passes::write_early(&mut graph);
+        if let Some(bindings) = self.offload {
+            passes::offload(&mut graph, bindings)?;
+        }
+        Ok(graph)
     }
 
     fn reduce(&self) -> GraphResult<Graph> {

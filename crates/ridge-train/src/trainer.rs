@@ -17,7 +17,8 @@ use crate::error::{Result, TrainError};
 use crate::experts::{ExpertLoads, LayerUse};
 use crate::guard::{LossScale, LossStatistics, Refusal};
 use crate::initial::initial_weight;
-use crate::prepare::{EVALUATED, KeptState, Prepared};
+use crate::prepare::Prepared;
+use crate::prepared_step::{EVALUATED, KeptState};
 use crate::rate::learning_rate;
 use crate::same_run::check_same_run;
 use crate::settings::{Precision, TrainSettings, shown_settings};
@@ -75,11 +76,12 @@ impl Trainer {
     /// # Errors
     /// When memory runs out, a checkpoint is of another model or run, or a weight holds what is no number.
     pub fn new(prepared: Prepared, backend: Arc<dyn Backend>, saved: Option<&SavedState>) -> Result<Self> {
-        let settings = &prepared.settings;
-        let kept = prepared.kept_states();
+        let settings = &prepared.step.settings;
+        let kept = prepared.step.kept_states();
         let fingerprint = prepared.corpus.fingerprint();
         let mut batches = Batches::new(&prepared.corpus, &settings.data, settings.train.seed)?;
         let mut session = Session::new(backend);
+        session.keep_on_host(prepared.step.on_host());
         let mut progress = RunProgress::default();
         match saved {
             Some(saved) => {
@@ -90,11 +92,11 @@ impl Trainer {
             }
             None => load_initial(&mut session, &prepared, &kept)?,
         }
-        let bindings = prepared.bindings();
-        let schedule = prepared.schedule.bind(&mut session, &bindings)?;
-        let evaluate = session.compile(&prepared.graph, &EVALUATED)?.bucket(&bindings)?;
+        let bindings = prepared.step.bindings();
+        let schedule = prepared.step.schedule.bind(&mut session, &bindings)?;
+        let evaluate = session.compile(&prepared.step.graph, &EVALUATED)?.bucket(&bindings)?;
         let parts = vec![Batch::default(); settings.train.accumulation];
-        let loads = ExpertLoads::new(&prepared.experts);
+        let loads = ExpertLoads::new(&prepared.step.experts);
         let engine = None;
         Ok(Self { prepared, session, kept, schedule, evaluate, batches, parts, engine, fingerprint, progress, loads })
     }
@@ -125,7 +127,7 @@ impl Trainer {
     /// When the device fails.
     pub fn step(&mut self) -> Result<StepResult> {
         let Self { prepared, schedule, batches, parts, progress, loads, .. } = self;
-        let settings = &prepared.settings;
+        let settings = &prepared.step.settings;
         for part in parts.iter_mut() {
             batches.next(settings.train.batch_size, part);
         }
@@ -156,7 +158,7 @@ impl Trainer {
 
     /// How evenly the experts of each layer were used since this was last asked; empty for a model without.
     pub fn take_expert_use(&mut self) -> Vec<LayerUse> {
-        self.loads.take(&self.prepared.settings.experts)
+        self.loads.take(&self.prepared.step.settings.experts)
     }
 
     /// The mean loss on the data that is set aside; `None` if there is none.
@@ -164,7 +166,7 @@ impl Trainer {
     /// # Errors
     /// When the device fails.
     pub fn validate(&mut self) -> Result<Option<f64>> {
-        let settings = &self.prepared.settings;
+        let settings = &self.prepared.step.settings;
         let (parts, sequences) = (settings.validation.batches, settings.train.batch_size);
         let mut batch = Batch::default();
         let (mut sum, mut targets) = (0.0, 0);
@@ -201,20 +203,20 @@ impl Trainer {
     /// # Errors
     /// When the prompt has a character that the vocabulary lacks, or the device fails.
     pub fn sample(&mut self) -> Result<String> {
-        let settings = &self.prepared.settings.sample;
+        let settings = &self.prepared.step.settings.sample;
         let vocabulary = &self.prepared.corpus.vocabulary;
         let mut prompt = Vec::new();
         vocabulary.encode("sample.prompt", &settings.prompt, &mut prompt)?;
         if prompt.is_empty() {
             return Err(TrainError::setting("sample.prompt", "\"\"", "must have a token or more"));
         }
-        let context = self.prepared.config.max_context().min(prompt.len() + settings.tokens);
+        let context = self.prepared.step.config.max_context().min(prompt.len() + settings.tokens);
         let engine = match &mut self.engine {
             Some(engine) => engine,
             None => {
                 let activations = self.activations();
                 let options = BuildOptions { activations, cache: activations, ..BuildOptions::default() };
-                let mut model = self.prepared.config.build(&options)?;
+                let mut model = self.prepared.step.config.build(&options)?;
                 let stored = |_: &str, ty: &Type| Some(Type { dtype: activations, ..ty.clone() });
                 model.module.graph = passes::retype(&model.module.graph, &stored)?;
                 let options = EngineOptions { context, sequences: 1, chunk: prompt.len().max(16), blocks: None };
@@ -223,7 +225,7 @@ impl Trainer {
         };
         let sampling = Sampling {
             temperature: settings.temperature as f32,
-            seed: self.prepared.settings.train.seed ^ self.progress.step,
+            seed: self.prepared.step.settings.train.seed ^ self.progress.step,
             ..Sampling::GREEDY
         };
         let max_tokens = settings.tokens.min(context.saturating_sub(prompt.len())).max(1);
@@ -258,8 +260,8 @@ impl Trainer {
                 position: self.batches.position().clone(),
                 data_fingerprint: self.fingerprint,
                 model: self.prepared.config_json.clone(),
-                optimizer: self.prepared.optimizer_name(),
-                seed: self.prepared.settings.train.seed,
+                optimizer: self.prepared.step.optimizer_name(),
+                seed: self.prepared.step.settings.train.seed,
                 losses,
                 loss_scale,
                 best_validation,
@@ -267,7 +269,7 @@ impl Trainer {
             },
             tensors: self.kept.iter().map(tensor).collect::<Result<_>>()?,
             tokenizer: self.prepared.corpus.vocabulary.json().to_owned(),
-            settings: shown_settings(&self.prepared.settings),
+            settings: shown_settings(&self.prepared.step.settings),
         })
     }
 
@@ -296,12 +298,12 @@ impl Trainer {
             let shape = arg.ty.shape.as_const().unwrap_or_default();
             Ok(SavedTensor { name: arg.name.to_string(), dtype: arg.ty.dtype, shape, bytes })
         };
-        let tensors = self.prepared.graph.args(Role::Weight).map(tensor).collect::<Result<Vec<_>>>()?;
+        let tensors = self.prepared.step.graph.args(Role::Weight).map(tensor).collect::<Result<Vec<_>>>()?;
         Ok(checkpoint::tensor_bytes(&tensors))
     }
 
     fn activations(&self) -> DType {
-        self.prepared.settings.train.precision.dtype()
+        self.prepared.step.settings.train.precision.dtype()
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>> {
@@ -421,14 +423,14 @@ fn load_saved(session: &mut Session, prepared: &Prepared, kept: &[KeptState], sa
 fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) -> Result<()> {
     let source = match &prepared.from {
         Some(files) => {
-            let checkpoint = Arc::new(prepared.config.arrange(files.checkpoint()?)?);
+            let checkpoint = Arc::new(prepared.step.config.arrange(files.checkpoint()?)?);
             // Also requires that its tensors are the weights.
-            WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&prepared.graph, None)?;
+            WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&prepared.step.graph, None)?;
             Some((files.to_string(), checkpoint))
         }
         None => None,
     };
-    let settings = &prepared.settings;
+    let settings = &prepared.step.settings;
     for state in kept {
         let shape = state.ty.shape.as_const().unwrap_or_default();
         let weight = state.saved.strip_prefix("weight.").or_else(|| state.saved.strip_prefix("ema."));
@@ -437,7 +439,7 @@ fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) 
             (Some(name), _) => {
                 let values: Vec<f64> = match &source {
                     Some((file, checkpoint)) => trained_values(file, checkpoint, name)?,
-                    None => initial_weight(&prepared.config, &settings.model, settings.train.seed, name, &shape)
+                    None => initial_weight(&prepared.step.config, &settings.model, settings.train.seed, name, &shape)
                         .into_iter()
                         .map(f64::from)
                         .collect(),
@@ -455,10 +457,10 @@ fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) 
 
 /// The copy of fewer bits that the forward pass reads, if weights have one.
 fn load_copy(session: &mut Session, prepared: &Prepared, name: &str, values: &[f64]) -> Result<()> {
-    if !prepared.settings.train.precision.has_masters() {
+    if !prepared.step.settings.train.precision.has_masters() {
         return Ok(());
     }
-    let Some(arg) = prepared.graph.args(Role::Weight).find(|arg| *arg.name == *name) else { return Ok(()) };
+    let Some(arg) = prepared.step.graph.args(Role::Weight).find(|arg| *arg.name == *name) else { return Ok(()) };
     let bytes = arg.ty.dtype.encode(values.iter().copied());
     Ok(session.load(&arg.name, &arg.ty, vec![WeightData::Owned(bytes)])?)
 }

@@ -54,8 +54,8 @@ pub mod train {
     pub use crate::trainer::{TrainPlan, Trainer};
     pub use ridge_train::LayerUse;
     pub use ridge_train::log::{StepReport, TrainEvent};
-    pub use ridge_train::settings::Settings;
-    pub use ridge_train::{RunEnd, TrainError};
+    pub use ridge_train::settings::{Fp8, Offload, Precision, Recomputation, Settings};
+    pub use ridge_train::{RunEnd, StepChoice, TrainError, step_choices};
 }
 
 pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use ridge_hw::units::Bytes;
-use ridge_runtime::ProgramCache;
+use ridge_runtime::{MemoryOwner, MemorySnapshot, ProgramCache};
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::{Settings, read_settings};
 use ridge_train::{OpPrecisions, Prepared, RecomputeLevel, RunEnd, StoredKind, TrainError};
@@ -58,6 +58,10 @@ pub struct TrainPlan {
     pub states: Bytes,
     /// Activations and all else that steps need.
     pub workspace: Bytes,
+    /// As `states` and `workspace`, in memory of the host.
+    pub offloaded: [Bytes; 2],
+    /// What the forward and backward pass of a micro-batch has in memory, value by value.
+    pub snapshot: MemorySnapshot,
     /// What the backward pass computes again.
     pub recomputed: RecomputeLevel,
     /// Bytes that this process may allocate on the device, if known.
@@ -107,16 +111,21 @@ impl Trainer {
     pub fn plan(&self) -> Result<TrainPlan> {
         let mut prepared = Prepared::new(self.settings.clone())?;
         let device = OpenDevice::open(&self.placement)?;
-        prepared.fit(&device.backend)?;
-        let [states, workspace] = prepared.memory(&ProgramCache::new(device.backend))?;
+        prepared.step.fit(&device.backend)?;
+        let programs = ProgramCache::new(device.backend);
+        let memory = prepared.step.memory(&programs)?;
+        let states = [MemoryOwner::States, MemoryOwner::HostStates].map(|owner| memory.get(owner));
+        let bytes = |bytes: usize| Bytes(bytes as u64);
         Ok(TrainPlan {
-            parameters: prepared.parameters(),
-            states: Bytes(states),
-            workspace: Bytes(workspace),
-            recomputed: prepared.recompute,
+            parameters: prepared.step.parameters(),
+            states: bytes(states[0]),
+            workspace: bytes(memory.on_device() - states[0]),
+            offloaded: [bytes(states[1]), bytes(memory.get(MemoryOwner::HostWorkspace))],
+            snapshot: prepared.step.snapshot(&programs)?,
+            recomputed: prepared.step.recompute,
             available: device.available,
-            stored: prepared.stored()?,
-            precisions: prepared.precisions()?,
+            stored: prepared.step.stored()?,
+            precisions: prepared.step.precisions()?,
         })
     }
 

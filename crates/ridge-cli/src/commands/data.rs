@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use ridge_hw::units::Bytes;
 use ridge_train::data::Vocabulary;
 use ridge_train::data::duplicates::Duplicates;
-use ridge_train::data::filters::Filters;
+use ridge_train::data::filters::{Filters, Lang, language};
 use ridge_train::data::prepare::{PrepareReport, PrepareSettings, prepare};
 
 use crate::args::{MAX_THREADS, whole};
@@ -16,7 +16,7 @@ use crate::output::{Progress, grouped, note};
 
 /// Make token shards of texts
 ///
-/// Reads text, JSONL, Parquet, WebDataset (.tar) and MDS files and folders of these, leaves out what the filters refuse and
+/// Reads text, JSONL, Parquet, WebDataset (.tar) and MDS files, also compressed (.zst, .gz) or at URLs, and folders of these, leaves out what the filters refuse and
 /// what is there already, and writes the tokens of the rest, each document followed by the token that ends texts, to files
 /// that `ridge train` maps.
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct DataArgs {
-    /// Text, JSONL, Parquet, WebDataset (.tar) or MDS files, or folders of these
+    /// Text, JSONL, Parquet, WebDataset (.tar) or MDS files, URLs of such, or folders of these
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
@@ -60,6 +60,18 @@ pub(crate) struct DataArgs {
     /// Apply the quality rules of Gopher: words, symbols, bullets, frequent English words
     #[arg(long)]
     gopher: bool,
+
+    /// Apply the rules of Gopher against repetition: of lines, paragraphs and sequences of words
+    #[arg(long)]
+    repetition: bool,
+
+    /// Apply the rules of C4: keep lines that end a sentence, refuse texts with braces or placeholders
+    #[arg(long)]
+    c4: bool,
+
+    /// Languages to keep, by code (en, deu), separated by commas [default: all]
+    #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = known_language)]
+    language: Vec<Lang>,
 
     /// Texts of evaluations, in the same kinds of files: documents that share a sequence of words with one are left out
     #[arg(long, value_name = "PATH")]
@@ -92,6 +104,11 @@ enum DuplicatesArg {
     Near,
 }
 
+fn known_language(code: &str) -> Result<Lang, String> {
+    language(code)
+        .ok_or_else(|| "is not known; give two letters, such as en, or those of ISO 639-3, such as eng".to_owned())
+}
+
 pub(crate) fn run(args: &DataArgs) -> Result<()> {
     if args.shard_tokens == 0 {
         return Err(refused("--shard-tokens", 0, "must be 1 or more"));
@@ -111,6 +128,9 @@ pub(crate) fn run(args: &DataArgs) -> Result<()> {
             min_characters: args.min_characters,
             max_characters: args.max_characters.unwrap_or(usize::MAX),
             gopher: args.gopher,
+            repetition: args.repetition,
+            c4: args.c4,
+            languages: args.language.clone(),
         },
         held_out: args.held_out.clone(),
         overlap_words: args.overlap_words,

@@ -307,6 +307,34 @@ fn training_by_ridge_is_planned_by_its_own_gradient() {
 }
 
 #[test]
+fn training_by_ridge_on_one_gpu_is_planned_by_its_compiled_programs() {
+    let plan =
+        json("plan train Meta-Llama-3.1-8B.json --device H200 --gpus 1 --batch 1 --seq 8192 --software ridge --json");
+    let choices = plan["choices"].as_array().unwrap();
+    let of = |recomputation: &str, offload: &str| {
+        let is = |c: &&Value| c["recomputation"] == recomputation && c["offload"] == offload;
+        let choice = choices.iter().find(is).unwrap();
+        ["device_bytes", "host_bytes", "seconds"].map(|key| choice[key].as_f64().unwrap())
+    };
+    assert_eq!(choices.len(), 12);
+    // 16 bytes a parameter, in states, of which 12 are the optimiser's alone.
+    let parameters = plan["parameters"].as_f64().unwrap();
+    let states = plan["best"]["memory"]["states"].as_f64().unwrap();
+    assert!((states / (16.0 * parameters) - 1.0).abs() < 1e-3, "{states}");
+    let host = of("none", "optimizer")[1];
+    assert!((host / (12.0 * parameters) - 1.0).abs() < 1e-3, "{host}");
+    let [[whole, _, fast], [full, _, slow], [moved, held, _]] =
+        [of("none", "none"), of("full", "none"), of("none", "activations")];
+    assert!(full < 0.9 * whole && moved < 0.9 * whole && held > 20e9 && slow > fast, "{plan}");
+    assert_eq!((&plan["best"]["fits"], &plan["best"]["recomputation"]), (&true.into(), &"full".into()));
+    // As one run has it: an H100 needs the host.
+    let small = json("plan train Meta-Llama-3.1-8B.json --gpus 1 --batch 1 --seq 8192 --software ridge --json");
+    assert!(["optimizer", "all"].contains(&small["best"]["offload"].as_str().unwrap()), "{small}");
+    let refused = ridge("plan train Meta-Llama-3.1-8B.json --gpus 1 --tp 2 --software ridge");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is one GPU"), "{refused:?}");
+}
+
+#[test]
 fn devices_are_listed_and_models_of_a_few_numbers_are_planned() {
     let devices = json("plan devices --json");
     assert!(devices["devices"].as_array().unwrap().len() >= 16, "{devices}");

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, command, json, ran, ridge, stdout};
+use serde_json::json;
+
+use crate::common::server::Server;
+use crate::common::{self, Folder, command, ran, ridge, stdout};
 
 const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
@@ -139,6 +142,27 @@ fn a_dry_run_predicts_what_a_run_allocates_and_shows_the_precision_of_ops() {
     assert!(off < 0.01 * predicted, "predicted {predicted}, used {used}");
 }
 
+#[test]
+fn a_dry_run_shows_what_is_offloaded_and_writes_a_snapshot() {
+    let folder = folder(2, 0);
+    let deep = std::fs::read_to_string(folder.file("config.json")).unwrap();
+    folder.write("config.json", deep.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 6"));
+    let file = run_file(&folder);
+    let snapshot = |offload: &str| {
+        let to = folder.file(&format!("{offload}.json")).display().to_string();
+        let dry =
+            ["train", &file, "--dry-run", "--train.batch_size", "16", "--train.offload", offload, "--snapshot", &to];
+        (stdout(&dry), parsed(&std::fs::read_to_string(&to).unwrap()))
+    };
+    let ((plain, whole), (printed, moved)) = (snapshot("none"), snapshot("all"));
+    assert!(!plain.contains("host memory") && printed.contains("# offloaded to host memory: "), "{printed}");
+    let bytes = |of: &serde_json::Value, block: &str| of[block]["peak"]["bytes"].as_f64().unwrap();
+    assert!(bytes(&moved, "workspace") < 0.8 * bytes(&whole, "workspace"), "{moved}");
+    assert!(bytes(&whole, "host") == 0.0 && bytes(&moved, "host") > 0.2 * bytes(&whole, "workspace"), "{moved}");
+    let refused = ridge(&["train", &file, "--snapshot", "x.json"]);
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+}
+
 /// What the packages of MLflow and W&B read from such files is checked by `fixtures/run_logs.py`.
 #[test]
 fn a_run_is_logged_for_mlflow_and_wandb_and_keeps_its_id_when_it_continues() {
@@ -248,14 +272,19 @@ fn a_full_disk_ends_the_run_with_what_to_do_and_leaves_the_last_checkpoint() {
 }
 
 #[test]
-fn what_was_trained_is_generated_from_and_trained_on() {
+fn what_was_trained_is_generated_from_served_and_trained_on() {
     let folder = folder(30, 0);
     let printed = stdout(&["train", &run_file(&folder), "--sample.every", "30", "--sample.prompt", "7 bottles"]);
     assert!(printed.contains("step 30  sample:\n7 bottles"), "{printed}");
     let model = folder.file("run/model").display().to_string();
     let text = stdout(&["generate", "-m", &model, "7 bot", "-n", "8", "--temperature", "0"]);
     assert!(text.contains("tles of"), "{text}");
-    let inspected = json(&["inspect", &model, "--json"]);
+    let server = Server::start(&["--model", &model]);
+    let ask = json!({ "prompt": "7 bot", "temperature": 0, "max_tokens": 8 });
+    let answer = server.post("/v1/completions", &ask).json();
+    assert_eq!(answer["choices"][0]["text"], text.trim_end_matches('\n'), "{answer}");
+    drop(server);
+    let inspected = common::json(&["inspect", &model, "--json"]);
     assert!(inspected.to_string().contains("llama"));
 
     let text = folder.file("text.txt").display().to_string();
@@ -303,4 +332,26 @@ fn data_reads_tables_archives_and_shards_of_other_software() {
     let ran = ridge(&["data", &files[0], "-o", &shards("none"), "--text-field", "body"]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(ran.stderr.contains("there is no column body; it has id, text, score"), "{}", ran.stderr);
+}
+
+#[test]
+fn data_filters_by_rules_and_language() {
+    let folder = folder(1, 0);
+    let english = "The ships had been waiting in the harbour since the beginning of winter. Nobody knew when they would leave. \
+                   Then one morning the ice was gone.";
+    let german = "Die Schiffe warteten seit dem Anfang des Winters im Hafen. Niemand wusste, wann sie ausfahren w\u{fc}rden. \
+                  Dann war das Eis eines Morgens fort.";
+    let lines =
+        [english.to_owned(), german.to_owned(), "if (x) { return; }".to_owned(), format!("Menu\n{english}\nLogin")];
+    let text: String = lines.iter().map(|text| json!({ "text": text }).to_string() + "\n").collect();
+    folder.write("a.jsonl", text);
+    let [input, output] = ["a.jsonl", "out"].map(|name| folder.file(name).display().to_string());
+    let ran = ridge(&["data", &input, "-o", &output, "--c4", "--repetition", "--language", "en"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    for said in ["left out 1: another language", "left out 1: braces", "left out 1: duplicate", "1 of 4 documents"] {
+        assert!(ran.stderr.contains(said), "{said}: {}", ran.stderr);
+    }
+    let refused = ridge(&["data", &input, "-o", &output, "--language", "elvish"]);
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("ISO 639-3"), "{}", refused.stderr);
 }

@@ -1,5 +1,6 @@
 //! Schedules: stages in order that pass values in parameters, run once or for each part, and ended by their driver.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -126,7 +127,7 @@ fn memory_is_predicted_before_anything_is_allocated() {
     let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).expect("starts"));
     let before = cpu.memory().live;
     let (schedule, none) = (schedule(), Bindings::new());
-    let parameters = schedule.parameter_bytes(&none, &*cpu).expect("has no symbols") as usize;
+    let parameters = schedule.parameter_memory(&none, &*cpu, &HashSet::new()).expect("has no symbols").on_device();
     let programs = ProgramCache::new(Arc::clone(&cpu));
     let besides = schedule.memory(&programs, &none).expect("compiles");
     assert_eq!(cpu.memory().live, before);

@@ -41,6 +41,13 @@ unsafe impl Send for CudaContext {}
 // SAFETY: as above.
 unsafe impl Sync for CudaContext {}
 
+/// The architecture that kernels are compiled for on GPUs of this compute capability.
+pub(crate) fn architecture(major: u32, minor: u32) -> String {
+    // From 9.0 on, the suffix opens the instructions of exactly this architecture.
+    let suffix = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{suffix}")
+}
+
 impl CudaContext {
     pub(super) fn open(nvidia: &Nvidia, ordinal: usize) -> Result<Arc<Self>> {
         let driver = CudaDriver::open(library::path(nvidia, Library::Driver)?)?;
@@ -62,8 +69,6 @@ impl CudaContext {
             )));
         }
         let processors = attribute(MULTIPROCESSORS)?.unsigned_abs();
-        // From 9.0 on, the suffix opens the instructions of exactly this architecture.
-        let suffix = if major >= 9 { "a" } else { "" };
         let handle = driver.retain(gpu)?;
         let mut context = Self {
             driver,
@@ -72,7 +77,7 @@ impl CudaContext {
             stream: std::ptr::null_mut(),
             side: std::ptr::null_mut(),
             name,
-            arch: format!("sm_{major}{minor}{suffix}"),
+            arch: architecture(major.unsigned_abs(), minor.unsigned_abs()),
             overlaps: major >= 9,
             processors,
             ledger: Arc::default(),

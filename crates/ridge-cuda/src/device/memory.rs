@@ -8,11 +8,12 @@ use super::context::CudaContext;
 use crate::driver::Address;
 use crate::error::device as failed;
 
-/// Memory of the GPU.
+/// Memory of the GPU, or memory of the host that the GPU reads and writes at its address as if it were its own.
 pub(crate) struct DeviceMemory {
     context: Arc<CudaContext>,
     address: Address,
     bytes: usize,
+    is_on_host: bool,
     _charge: MemoryCharge,
 }
 
@@ -29,7 +30,25 @@ impl DeviceMemory {
             needed: bytes,
             remedy: "choose a smaller model, a smaller context, or --format q8_0",
         })?;
-        Ok(Self { context: Arc::clone(context), address, bytes, _charge: context.ledger.charge(owner, bytes) })
+        let charge = context.ledger.charge(owner, bytes);
+        Ok(Self { context: Arc::clone(context), address, bytes, is_on_host: false, _charge: charge })
+    }
+
+    /// `bytes` bytes of page-locked memory of the host, uninitialised, which the ledger counts for `owner`. Under unified
+    /// addressing (CUDA Driver API, section 6.14) it has one address for host and GPU, which kernels and copies take.
+    ///
+    /// # Errors
+    /// When the system gives no more page-locked memory.
+    pub(super) fn allocate_on_host(context: &Arc<CudaContext>, bytes: usize, owner: MemoryOwner) -> Result<Self> {
+        context.enter()?;
+        let pointer = if bytes == 0 { Some(std::ptr::null_mut()) } else { context.driver.allocate_host(bytes)? };
+        let pointer = pointer.ok_or_else(|| RuntimeError::OutOfMemory {
+            what: format!("{owner} in page-locked memory of the host"),
+            needed: bytes,
+            remedy: "offload less, or raise the limit of locked memory (ulimit -l)",
+        })?;
+        let charge = context.ledger.charge(owner, bytes);
+        Ok(Self { context: Arc::clone(context), address: pointer as Address, bytes, is_on_host: true, _charge: charge })
     }
 
     /// The memory of `buffer`.
@@ -40,7 +59,7 @@ impl DeviceMemory {
         buffer.inner().ok_or_else(|| failed("the buffer is another backend's"))
     }
 
-    /// Where it begins, in the address space of the GPU; 0 where it is empty.
+    /// Where it begins, in the address space that the GPU shares with the host; 0 where it is empty.
     pub(crate) fn address(&self) -> Address {
         self.address
     }
@@ -54,7 +73,10 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.bytes > 0 && self.context.enter().is_ok() {
-            self.context.driver.free(self.address);
+            match self.is_on_host {
+                true => self.context.driver.free_host(self.address as *mut u8),
+                false => self.context.driver.free(self.address),
+            }
         }
     }
 }

@@ -190,7 +190,9 @@ impl LaunchOrder {
             self.unsettled.clear();
         }
         self.behind_launch = is_launch;
-        self.unsettled.extend(launch.outputs.iter().map(|place| place.region).filter(|r| *r != Region::Arena));
+        self.unsettled.extend(
+            launch.outputs.iter().map(|place| place.region).filter(|r| !matches!(r, Region::Arena | Region::Host)),
+        );
     }
 }
 

@@ -63,6 +63,8 @@ pub(super) struct BucketLayout {
     pub(super) constants: usize,
     /// Where [`OperandSlot::Zeros`](crate::kernel::OperandSlot::Zeros) begin in it.
     pub(super) zeros_offset: usize,
+    /// Bytes of the host that values are offloaded to, which all buckets of a device share.
+    pub(super) host_arena: usize,
     /// Bytes of cuBLASLt's workspace, which all buckets of a device share; 0 where no kernel can use it.
     pub(super) library: usize,
 }
@@ -87,6 +89,7 @@ impl BucketLayout {
             arena: side_scratch_offset + scratch(true),
             scratch_offset,
             side_scratch_offset,
+            host_arena: plan.host_bytes,
             inputs: BlockLayout::new(&plan.input_bytes),
             outputs: BlockLayout::new(&plan.output_bytes),
             constants: zeros_offset + ZERO_BYTES,
@@ -106,7 +109,8 @@ impl BucketLayout {
 
     /// All of it.
     pub(super) fn memory(&self) -> MemoryBytes {
-        self.own_memory().with(MemoryOwner::Workspace, self.arena).with(MemoryOwner::Library, self.library)
+        let shared = self.own_memory().with(MemoryOwner::Workspace, self.arena);
+        shared.with(MemoryOwner::HostWorkspace, self.host_arena).with(MemoryOwner::Library, self.library)
     }
 }
 

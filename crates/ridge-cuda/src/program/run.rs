@@ -44,6 +44,9 @@ pub(super) struct CudaRun {
     arena: ArenaLease<DeviceMemory>,
     /// Where the workspace was when the arguments were resolved, and its size.
     workspace: (Address, usize),
+    /// As `arena` and `workspace`, of memory of the host that values are offloaded to.
+    host_arena: ArenaLease<DeviceMemory>,
+    host_workspace: (Address, usize),
     /// The arguments of all launches: addresses, with the workspace where it was when they were resolved, and numbers.
     words: Vec<u64>,
     /// The addresses of one launch's arguments, while it is queued.
@@ -72,6 +75,7 @@ struct RunSlot {
     done: CudaEvent,
     /// The workspace while the step is in flight.
     arena: Option<Arc<DeviceMemory>>,
+    host_arena: Option<Arc<DeviceMemory>>,
     /// The step's number on the device.
     number: u64,
     /// Does the step wait for its late inputs?
@@ -106,6 +110,7 @@ impl CudaRun {
                 staged_outputs: device.pinned(layout.outputs.total)?,
                 done: device.event()?,
                 arena: None,
+                host_arena: None,
                 number: 0,
                 held: false,
             })
@@ -132,6 +137,8 @@ impl CudaRun {
             constants: constant_block,
             arena: ArenaLease::default(),
             workspace: (0, 0),
+            host_arena: ArenaLease::default(),
+            host_workspace: (0, 0),
             words: vec![0; words],
             params: Vec::with_capacity(max_args),
             segments,
@@ -142,18 +149,27 @@ impl CudaRun {
         // Grows the workspace now, so that a step does not.
         run.lease_arena()?;
         run.arena.release();
+        run.host_arena.release();
         run.device.queue()?.fill(&run.inputs, 0, run.layout.inputs.total)?;
         Ok(run)
     }
 
-    /// Leases the workspace for a step, and resolves addresses again where it has moved.
+    /// Leases the workspace for a step, and what it offloads to, and resolves addresses again where one has moved.
     fn lease_arena(&mut self) -> Result<()> {
+        let place = |lease: &ArenaLease<DeviceMemory>| {
+            let block = lease.block().expect("just leased");
+            (block.address(), block.bytes())
+        };
+        let mut moved = false;
         if self.device.lease_arena(&mut self.arena, self.layout.arena)? {
-            let block = self.arena.block().expect("just leased");
-            self.workspace = (block.address(), block.bytes());
-            self.resolve()?;
+            self.workspace = place(&self.arena);
+            moved = true;
         }
-        Ok(())
+        if self.plan.host_bytes > 0 && self.device.lease_host_arena(&mut self.host_arena, self.plan.host_bytes)? {
+            self.host_workspace = place(&self.host_arena);
+            moved = true;
+        }
+        if moved { self.resolve() } else { Ok(()) }
     }
 
     /// Waits for the step of `slot`, and gives the workspace back.
@@ -161,7 +177,7 @@ impl CudaRun {
         let slot = &mut self.slots[slot];
         let waited = slot.done.wait();
         if !slot.held {
-            slot.arena = None;
+            (slot.arena, slot.host_arena) = (None, None);
         }
         waited.and_then(|()| self.ranks.check())
     }
@@ -171,6 +187,7 @@ impl CudaRun {
         let of = |memory: &DeviceMemory, base: usize| (memory.address(), memory.bytes(), base);
         let (address, bytes, base) = match place.region {
             Region::Arena => (self.workspace.0, self.workspace.1, 0),
+            Region::Host => (self.host_workspace.0, self.host_workspace.1, 0),
             Region::Weight(i) => of(&self.weights[i as usize], 0),
             Region::State(i) => of(&self.states[i as usize], 0),
             Region::Input(i) => of(&self.inputs, self.layout.inputs.offsets[i as usize]),
@@ -268,7 +285,7 @@ impl CudaRun {
     fn queue_step(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
         self.ranks.agree()?;
         self.lease_arena()?;
-        self.slots[slot].arena = self.arena.take();
+        (self.slots[slot].arena, self.slots[slot].host_arena) = (self.arena.take(), self.host_arena.take());
         self.queue(slot, 0, staged)?;
         if !held {
             self.queue(slot, 1, &[])?;
@@ -366,7 +383,7 @@ impl Run for CudaRun {
 
     fn timed(&mut self, slot: usize, staged: &[Staged]) -> Result<Vec<LaunchTime>> {
         let times = self.in_turn(slot, false, |run| run.queue_timed(slot, staged))?;
-        self.slots[slot].arena = None;
+        (self.slots[slot].arena, self.slots[slot].host_arena) = (None, None);
         Ok(times)
     }
 

@@ -35,7 +35,13 @@ impl Grammars {
             value: "tokenizer.json".into(),
             why: format!("its tokenizer cannot be used for grammars: {why}"),
         };
-        let json: serde_json::Value = serde_json::from_str(&tokenizer.to_json()?).map_err(|e| wrong(e.to_string()))?;
+        let mut json: serde_json::Value =
+            serde_json::from_str(&tokenizer.to_json()?).map_err(|e| wrong(e.to_string()))?;
+        // Tokens that are their own texts, as those of a vocabulary of characters, which `llguidance` knows beside bytes alone.
+        if json["decoder"]["type"] == "Fuse" {
+            json["decoder"] =
+                serde_json::json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, { "type": "Fuse" }] });
+        }
         let mut bytes = guarded(|| token_bytes_from_tokenizer_json(&json)).map_err(wrong)?;
         // A model may have rows beyond its tokens: these are never allowed.
         bytes.resize(vocab, Vec::new());

@@ -108,7 +108,7 @@ pub(super) fn apply(
             let all = recurrence::gradient(&tensors, precision)?;
             return all.into_iter().zip(shapes).map(|(data, shape)| as_given(DType::F32, shape, data)).collect();
         }
-        Prim::StateRead => tensors[0].clone(),
+        Prim::StateRead | Prim::Move(_) => tensors[0].clone(),
         Prim::StateWrite => tensors[1].clone(),
         Prim::Component(_) | Prim::Assemble { .. } | Prim::Collective { .. } => {
             return Err("is not a loop over one rank's tensors".into());

@@ -88,7 +88,8 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
             let dx = sum_to(at.g(), c, &shape)?;
             at.give(0, dx)
         }
-        Prim::StateRead => at.give(0, c),
+        // A cotangent is used at once.
+        Prim::StateRead | Prim::Move(_) => at.give(0, c),
         // The old version is replaced whole.
         Prim::StateWrite => at.give(1, c),
         Prim::LinearRecurrence { .. } | Prim::LinearRecurrenceGradient { .. } => {

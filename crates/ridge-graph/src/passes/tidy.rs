@@ -60,8 +60,8 @@ pub fn tidy(graph: &mut Graph) {
                     .find(|c| draft.nodes[*c].as_ref().is_some_and(|n| n.op == node.op && n.outputs == node.outputs))
             });
             match same {
-                // What is communicated twice is a choice of memory against time, which is not for this pass to undo.
-                Some(first) if !matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Collective { .. })) => {
+                // What is communicated or moved twice is a choice of memory against time, which is not for this pass to undo.
+                Some(first) if !matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Collective { .. } | Prim::Move(_))) => {
                     for out in 0..node.outputs.len() {
                         draft.replace(draft.var(i, out), draft.var(first, out));
                     }

@@ -137,6 +137,7 @@ impl Prim {
             }
             Self::LinearRecurrence { .. } => return recurrence(inputs),
             Self::LinearRecurrenceGradient { .. } => return recurrence_gradient(inputs),
+            Self::Move(_) => inputs[0].clone(),
             Self::StateRead => inputs[0].plain(),
             Self::StateWrite => {
                 require(inputs[1] == inputs[0].plain(), || format!("the new value must be {}", inputs[0].plain()))?;

@@ -105,6 +105,15 @@ pub enum Combine {
     Min,
 }
 
+/// Where a value is while nothing uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// Memory of the device that computes.
+    Device,
+    /// Memory of the host, which the device reads and writes more slowly.
+    Host,
+}
+
 /// Communication between the ranks of one mesh axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollectiveKind {

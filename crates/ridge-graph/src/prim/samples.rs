@@ -42,6 +42,7 @@ pub fn prim_registry() -> OpRegistry {
         OpEntry::new("sort", sort),
         OpEntry::new("linear_recurrence", recurrence::samples),
         OpEntry::new("linear_recurrence_gradient", recurrence::samples_gradient),
+        OpEntry::new("move", moves::between_memories),
         OpEntry::new("state", moves::state),
         OpEntry::new("component", moves::component),
         OpEntry::new("assemble", moves::assemble),

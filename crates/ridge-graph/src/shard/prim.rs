@@ -20,7 +20,9 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
     let sums = || all(Partial, n, m);
     match prim {
         Prim::Const(_) | Prim::Iota { .. } => Vec::new(),
-        Prim::Unary(Unary::Neg) | Prim::StateRead | Prim::StateWrite => along().chain([sums()]).collect(),
+        Prim::Unary(Unary::Neg) | Prim::StateRead | Prim::StateWrite | Prim::Move(_) => {
+            along().chain([sums()]).collect()
+        }
         Prim::Unary(_) | Prim::Compare(_) | Prim::Random { .. } => along().collect(),
         Prim::Binary(op) => along().chain(binary_sums(*op, inputs)).collect(),
         Prim::Select => along().chain([rule(&[Replicate, Partial, Partial], Partial)]).collect(),

@@ -6,6 +6,7 @@ mod decoder;
 mod random;
 
 mod layout;
+mod offload;
 mod passes;
 mod plan;
 mod session;

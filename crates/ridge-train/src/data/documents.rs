@@ -1,13 +1,13 @@
 //! Documents of files and folders: text files are one each, JSONL files one a line, tables and archives one a row or sample.
 
 use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
-use ridge_files::MappedFile;
 use serde_json::Value;
 
 use super::formats::Container;
+use super::source::{Compression, Source, is_remote};
 use crate::error::{Result, TrainError, io_error};
 
 /// What a file holds, by its name.
@@ -24,9 +24,10 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// By its name: `.jsonl` and `.ndjson`, `.bin`, `.parquet`, `.tar`, `.mds`, and text otherwise.
+    /// By its name, without the ending of a compression: `.jsonl` and `.ndjson`, `.bin`, `.parquet`, `.tar`, `.mds`, and text
+    /// otherwise.
     pub fn of(path: &Path) -> Self {
-        match path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase).as_deref() {
+        match ending(path).0.as_deref() {
             Some("jsonl" | "ndjson") => Self::JsonLines,
             Some("bin") => Self::Tokens,
             Some("parquet") => Self::Container(Container::Parquet),
@@ -37,12 +38,29 @@ impl FileKind {
     }
 }
 
-/// The files that `path` names: itself, or of a folder all files of documents and tokens in it and below, by name. A dataset
+/// The ending of a file's name, in lower case and without that of its compression. Of a URL, what asks for it does not count.
+fn ending(path: &Path) -> (Option<String>, Compression) {
+    let lower = |path: &Path| path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+    let whole = path.to_str().filter(|_| is_remote(path)).map(|url| url.split(['?', '#']).next().unwrap_or(url));
+    let path = whole.map_or(path, Path::new);
+    let compression = match lower(path).as_deref() {
+        Some("zst" | "zstd") => Compression::Zstd,
+        Some("gz") => Compression::Gzip,
+        Some("tgz") => return (Some("tar".to_owned()), Compression::Gzip),
+        _ => return (lower(path), Compression::None),
+    };
+    (lower(Path::new(path.file_stem().unwrap_or_default())), compression)
+}
+
+/// The files that `path` names: itself, which may be a URL, or of a folder all files of documents and tokens in it and below, by name. A dataset
 /// as the Hugging Face Hub has it is such a folder.
 ///
 /// # Errors
 /// When it is not there, or a folder has none.
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    if is_remote(path) {
+        return Ok(vec![path.to_owned()]);
+    }
     let metadata = std::fs::metadata(path).map_err(|cause| io_error(path, "open the data", &cause))?;
     if !metadata.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -71,28 +89,27 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let known = ["txt", "md", "jsonl", "ndjson", "parquet", "tar", "mds", "bin"];
         if path.is_dir() {
             walk(&path, found)?;
-        } else if path.extension().and_then(OsStr::to_str).is_some_and(|e| known.contains(&e)) {
+        } else if ending(&path).0.is_some_and(|e| known.contains(&&*e)) {
             found.push(path);
         }
     }
     Ok(())
 }
 
-/// The documents of one file, which stays mapped.
+/// The documents of one file, which stays mapped or where it is on a server.
 pub struct DocumentFile {
     path: PathBuf,
-    bytes: Bytes,
+    source: Source,
     kind: FileKind,
 }
 
 impl DocumentFile {
-    /// Opens a file of texts.
+    /// Opens a file of texts. What is at a URL is read from there each time.
     ///
     /// # Errors
     /// When it cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the text", &cause))?;
-        Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(bytes), kind: FileKind::of(path) })
+        Ok(Self { path: path.to_owned(), source: Source::open(path, ending(path).1)?, kind: FileKind::of(path) })
     }
 
     /// Its name in messages.
@@ -100,9 +117,9 @@ impl DocumentFile {
         self.path.display().to_string()
     }
 
-    /// Bytes of the file.
+    /// Bytes of the file, as they are stored.
     pub fn bytes(&self) -> usize {
-        self.bytes.len()
+        self.source.size()
     }
 
     /// Gives `each` every document that is not empty; `field` holds the text of a JSONL line, row or sample.
@@ -110,25 +127,38 @@ impl DocumentFile {
     /// # Errors
     /// Names the line or row that is not UTF-8, not JSON, or has no text in `field`; and those of `each`.
     pub fn each(&self, field: &str, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
-        if let FileKind::Container(container) = self.kind {
-            return container.each(&self.path, &self.bytes, field, &mut each);
+        match self.kind {
+            FileKind::Container(container) => container.each(&self.path, &self.source, field, &mut each),
+            FileKind::JsonLines => self.each_line(field, &mut each),
+            FileKind::Text | FileKind::Tokens => {
+                let bytes = self.source.whole().map_err(|cause| io_error(&self.path, "read the text", &cause))?;
+                match utf8(&self.path, &bytes, "it")? {
+                    "" => Ok(()),
+                    text => each(text),
+                }
+            }
         }
-        let text = std::str::from_utf8(&self.bytes).map_err(|error| {
-            let problem = format!("it is not UTF-8 at byte {}", error.valid_up_to());
-            TrainError::path(&self.path, problem, "save it as UTF-8")
-        })?;
-        if self.kind == FileKind::Text {
-            return if text.is_empty() { Ok(()) } else { each(text) };
-        }
-        for (number, line) in text.lines().enumerate() {
-            if line.trim().is_empty() {
+    }
+
+    fn each_line(&self, field: &str, each: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        let failed = |cause| io_error(&self.path, "read the text", &cause);
+        let mut reader = BufReader::with_capacity(1 << 18, self.source.reader().map_err(failed)?);
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            if reader.read_until(b'\n', &mut line).map_err(failed)? == 0 {
+                break;
+            }
+            if line.trim_ascii().is_empty() {
                 continue;
             }
+            utf8(&self.path, &line, &format!("line {number}"))?;
             let wrong = |problem: String| {
                 let remedy = "fix the line, or name the field that holds the text with data.text_field";
-                TrainError::path(&self.path, format!("line {}: {problem}", number + 1), remedy)
+                TrainError::path(&self.path, format!("line {number}: {problem}"), remedy)
             };
-            let value: Value = serde_json::from_str(line).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
+            let value: Value =
+                serde_json::from_slice(&line).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
             match value.get(field) {
                 Some(Value::String(text)) if text.is_empty() => {}
                 Some(Value::String(text)) => each(text)?,
@@ -138,6 +168,14 @@ impl DocumentFile {
         }
         Ok(())
     }
+}
+
+/// The text of `bytes`; `what` is named in errors.
+fn utf8<'a>(path: &Path, bytes: &'a [u8], what: &str) -> Result<&'a str> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let problem = format!("{what} is not UTF-8 at byte {}", error.valid_up_to());
+        TrainError::path(path, problem, "save it as UTF-8")
+    })
 }
 
 #[cfg(test)]
@@ -172,5 +210,116 @@ mod tests {
         let empty = dir.path().join("empty");
         std::fs::create_dir(&empty).expect("is made");
         assert!(files_of(&empty).expect_err("is empty").to_string().contains("has no .txt"));
+    }
+    fn texts(path: &Path) -> Result<Vec<String>> {
+        let mut texts = Vec::new();
+        DocumentFile::open(path)?.each("text", |text| {
+            texts.push(text.to_owned());
+            Ok(())
+        })?;
+        Ok(texts)
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        use std::io::Write as _;
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(bytes).expect("writes");
+        encoder.finish().expect("compresses")
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        zstd::encode_all(bytes, 3).expect("compresses")
+    }
+
+    fn lines(count: usize) -> (Vec<String>, Vec<u8>) {
+        let texts: Vec<String> = (0..count).map(|i| format!("document {i}, {}", "\u{e9}".repeat(i % 50))).collect();
+        let line = |text: &String| format!("{{\"text\": \"{text}\"}}\n");
+        (texts.clone(), texts.iter().map(line).collect::<String>().into_bytes())
+    }
+
+    fn fixture(name: &str) -> Vec<u8> {
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/documents").join(name))
+            .expect("is there")
+    }
+
+    #[test]
+    fn compressed_files_give_the_texts_of_plain_ones() {
+        let dir = tempfile::tempdir().expect("is made");
+        let write = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).expect("writes");
+            path
+        };
+        let (wanted, plain) = lines(2000);
+        // Frames and members one behind the other are one file.
+        let half = plain.iter().position(|byte| *byte == b'\n').expect("has lines") + 1;
+        let two = |compress: fn(&[u8]) -> Vec<u8>| [compress(&plain[..half]), compress(&plain[half..])].concat();
+        for (name, bytes) in [
+            ("a.jsonl", plain.clone()),
+            ("a.jsonl.zst", zstd(&plain)),
+            ("b.jsonl.zst", two(zstd)),
+            ("a.jsonl.gz", gzip(&plain)),
+            ("b.NDJSON.GZ", two(gzip)),
+        ] {
+            assert_eq!(texts(&write(name, &bytes)).unwrap_or_else(|e| panic!("{name}: {e}")), wanted, "{name}");
+        }
+        let samples = texts(&write("plain.tar", &fixture("samples.tar"))).expect("reads");
+        assert_eq!(samples.len(), 5);
+        for (name, bytes) in [
+            ("a.tar.zst", zstd(&fixture("samples.tar"))),
+            ("a.tgz", gzip(&fixture("samples.tar"))),
+            ("shard.00000.mds.zstd", zstd(&fixture("shard.mds"))),
+        ] {
+            assert_eq!(texts(&write(name, &bytes)).unwrap_or_else(|e| panic!("{name}: {e}")), samples, "{name}");
+        }
+        assert_eq!(texts(&write("a.txt.zst", &zstd(b"one text"))).expect("reads"), ["one text"]);
+        assert_eq!(files_of(dir.path()).expect("has some").len(), 10);
+        let whole = zstd(&plain);
+        for bytes in [&whole[..whole.len() / 2], &plain[..]] {
+            let refused = texts(&write("broken.jsonl.zst", bytes)).expect_err("is no whole frame").to_string();
+            assert!(refused.contains("broken.jsonl.zst") && refused.contains("read the text"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn files_on_servers_are_read_in_parts_and_from_where_a_connection_broke() {
+        use ridge_testing::{HubFaults, HubServer};
+        let (wanted, plain) = lines(2000);
+        let compressed = zstd(&plain);
+        let table = fixture("snappy.parquet");
+        let files = [
+            ("a.jsonl".to_owned(), plain.clone()),
+            ("a.jsonl.zst".to_owned(), compressed.clone()),
+            ("t.parquet".to_owned(), table.clone()),
+            ("s.tar".to_owned(), fixture("samples.tar")),
+            ("s.mds".to_owned(), fixture("shard.mds")),
+        ];
+        let server = HubServer::start("org/data", files, HubFaults::default());
+        let url = |name: &str| {
+            PathBuf::from(format!("{}/org/data/resolve/{}/{name}?download=true", server.endpoint(), server.commit()))
+        };
+        let samples = ["The first document.", "A second,\nof two lines."];
+        for faults in
+            [HubFaults::default(), HubFaults { cut_after: Some(20_000), unavailable: 1, ..HubFaults::default() }]
+        {
+            server.set_faults(faults);
+            assert_eq!(texts(&url("a.jsonl")).unwrap_or_else(|e| panic!("{e}")), wanted);
+            assert_eq!(texts(&url("a.jsonl.zst")).unwrap_or_else(|e| panic!("{e}")), wanted);
+            for name in ["t.parquet", "s.tar", "s.mds"] {
+                assert_eq!(texts(&url(name)).unwrap_or_else(|e| panic!("{name}: {e}"))[..2], samples, "{name}");
+            }
+        }
+        let ranges: Vec<String> = server.seen().into_iter().filter_map(|request| request.range).collect();
+        assert!(ranges.iter().any(|range| range == "bytes=20000-"), "continued: {ranges:?}");
+        let missing = PathBuf::from(format!("{}/storage/none.jsonl", server.endpoint()));
+        let error = texts(&missing).expect_err("is not there").to_string();
+        assert!(
+            error.contains("none.jsonl") && error.contains("404") && error.contains("check the address"),
+            "{error}"
+        );
+        server.set_faults(HubFaults { without_ranges: true, ..HubFaults::default() });
+        assert_eq!(texts(&url("a.jsonl")).unwrap_or_else(|e| panic!("{e}")), wanted);
+        let error = texts(&url("t.parquet")).expect_err("needs ranges").to_string();
+        assert!(error.contains("does not send ranges"), "{error}");
     }
 }

@@ -8,9 +8,8 @@ mod webdataset;
 
 use std::path::Path;
 
-use bytes::Bytes;
-
 use self::reading::Reading;
+use super::source::Source;
 use crate::error::Result;
 
 /// A kind of container.
@@ -25,16 +24,22 @@ pub enum Container {
 }
 
 impl Container {
-    /// Gives `each` the texts in `bytes` that are not empty; `path` is named in errors.
+    /// Gives `each` the texts in `source` that are not empty; `path` is named in errors.
     ///
     /// # Errors
     /// When the bytes are no such container, it lacks the field, or a text is not UTF-8; and those of `each`.
-    pub fn each(self, path: &Path, bytes: &Bytes, field: &str, each: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    pub fn each(
+        self,
+        path: &Path,
+        source: &Source,
+        field: &str,
+        each: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
         let container = Reading { path, field, each };
         match self {
-            Self::Parquet => parquet::read(bytes, container),
-            Self::WebDataset => webdataset::read(bytes, container),
-            Self::Mds => mds::read(bytes, container),
+            Self::Parquet => parquet::read(source, container),
+            Self::WebDataset => webdataset::read(source, container),
+            Self::Mds => mds::read(source, container),
         }
     }
 }
@@ -42,6 +47,8 @@ impl Container {
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+
+    use bytes::Bytes;
 
     use super::*;
 
@@ -56,18 +63,19 @@ mod tests {
 
     fn read(container: Container, bytes: &Bytes, field: &str) -> Result<Vec<String>> {
         let mut texts = Vec::new();
-        container.each(Path::new("file"), bytes, field, &mut |text| {
+        container.each(Path::new("file"), &Source::of(bytes.clone()), field, &mut |text| {
             texts.push(text.to_owned());
             Ok(())
         })?;
         Ok(texts)
     }
 
-    const FILES: [(Container, &str); 7] = [
+    const FILES: [(Container, &str); 8] = [
         (Container::Parquet, "none.parquet"),
         (Container::Parquet, "snappy.parquet"),
         (Container::Parquet, "gzip.parquet"),
         (Container::Parquet, "lz4.parquet"),
+        (Container::Parquet, "zstd.parquet"),
         (Container::Parquet, "required.parquet"),
         (Container::WebDataset, "samples.tar"),
         (Container::Mds, "shard.mds"),
@@ -98,7 +106,6 @@ mod tests {
             (Container::Parquet, "none.parquet", "body", "there is no column body; it has id, text, score"),
             (Container::Parquet, "none.parquet", "id", "the column id does not hold one string for each row"),
             (Container::Parquet, "nested.parquet", "text.list.element", "does not hold one string for each row"),
-            (Container::Parquet, "zstd.parquet", "text", "write the file again with the codec snappy"),
             (Container::Parquet, "samples.tar", "text", "it cannot be read as Parquet"),
             (Container::WebDataset, "samples.tar", "body", "001.json: there is no field body"),
             (Container::WebDataset, "shard.mds", "text", "it cannot be read as tar"),

@@ -1,5 +1,6 @@
 //! From texts to token shards: filtered, without duplicates, tokenised by all threads, the same whatever their number.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -97,7 +98,8 @@ pub fn prepare(
     for file in &files {
         file.each(&settings.text_field, |text| {
             work.add(text)?;
-            progress(done + work.bytes as u64, total);
+            // What is compressed gives more bytes than it has.
+            progress((done + work.bytes as u64).min(total), total);
             Ok(())
         })?;
         work.flush()?;
@@ -141,22 +143,26 @@ impl Work<'_> {
         let PrepareSettings { filters, duplicates, threads, .. } = self.settings;
         let held_out = &self.held_out;
         let judged = in_parallel(&documents, *threads, |part| {
-            let judge = |text: &String| match filters.refusal(text) {
-                Some(why) => Err(why),
-                None if held_out.overlaps(text) => Err("overlap with held-out texts"),
-                None => Ok(Signature::of(text, *duplicates)),
+            let judge = |text: &String| {
+                let kept = filters.kept(text)?;
+                if held_out.overlaps(&kept) {
+                    return Err("overlap with held-out texts");
+                }
+                let signature = Signature::of(&kept, *duplicates);
+                // A text that is kept as it is need not be copied.
+                Ok((matches!(kept, Cow::Owned(_)).then(|| kept.into_owned()), signature))
             };
             Ok(part.iter().map(judge).collect())
         })?;
         let mut kept = Vec::new();
         for (text, judged) in documents.into_iter().zip(judged) {
             self.report.read += 1;
-            let verdict = judged.and_then(|signature| match self.seen.insert(&signature, *duplicates) {
-                true => Ok(()),
+            let verdict = judged.and_then(|(cut, signature)| match self.seen.insert(&signature, *duplicates) {
+                true => Ok(cut.unwrap_or(text)),
                 false => Err("duplicate"),
             });
             match verdict {
-                Ok(()) => kept.push(text),
+                Ok(text) => kept.push(text),
                 Err(why) => *self.report.left_out.entry(why).or_default() += 1,
             }
         }

@@ -79,6 +79,7 @@ pub const KEYS: &[Key] = &[
     key("train.fp8_gradients", Text, "Codes of cotangents in fp8: e5m2 or e4m3, blocks have e4m3 [default: e5m2]"),
     key("train.fp8_history", Number, "Steps whose largest magnitudes delayed scaling goes by [default: 1024]"),
     key("train.recomputation", Text, "Activations computed again: none, selective or full [default: none]"),
+    key("train.offload", Text, "Kept in host memory: none, activations, optimizer or all [default: none]"),
     key("train.memory", Text, "Memory to fit into, such as 40GiB: layers are recomputed until a step fits"),
     key("train.seed", Number, "Seed of initial weights, dropout and the order of data [default: 1]"),
     key("train.clip", Number, "Largest global norm of the gradient, 0 for none [default: 1]"),

@@ -1,5 +1,6 @@
 //! The sections of a configuration.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use super::experts::ExpertsSettings;
@@ -116,6 +117,8 @@ section! {
         fp8_history: usize = 1024,
         /// What the backward pass computes again, at least.
         recomputation: Recomputation = Recomputation::None,
+        /// What is kept in memory of the host.
+        offload: Offload = Offload::None,
         /// Bytes of the device that a run may use; recomputation is raised until it does.
         #[serde(with = "memory_text", skip_serializing_if = "Option::is_none")]
         memory: Option<Bytes> = None,
@@ -382,6 +385,61 @@ pub enum Recomputation {
     Selective,
     /// All within a layer: of each, only its input is kept.
     Full,
+}
+
+impl Recomputation {
+    /// All of them, from what keeps most.
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+}
+
+impl fmt::Display for Recomputation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+        })
+    }
+}
+
+/// What a GPU's run keeps in memory of the host, which costs time where it is not moved beside computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// Nothing.
+    None,
+    /// What layers keep for the backward pass, from the layer behind theirs until shortly before it is used.
+    Activations,
+    /// What the update alone uses: moments, masters, running means.
+    Optimizer,
+    /// Both.
+    All,
+}
+
+impl Offload {
+    /// All of them, from what keeps most on the device.
+    pub const ALL: [Self; 4] = [Self::None, Self::Activations, Self::Optimizer, Self::All];
+
+    /// Are activations?
+    pub fn has_activations(self) -> bool {
+        matches!(self, Self::Activations | Self::All)
+    }
+
+    /// Is the state of the optimiser?
+    pub fn has_optimizer(self) -> bool {
+        matches!(self, Self::Optimizer | Self::All)
+    }
+}
+
+impl fmt::Display for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Activations => "activations",
+            Self::Optimizer => "optimizer",
+            Self::All => "all",
+        })
+    }
 }
 
 /// What is done with a step whose loss or gradient is no number, or spikes.

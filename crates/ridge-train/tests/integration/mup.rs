@@ -35,8 +35,8 @@ fn changes(dir: &Path, width: usize, base: usize) -> [f64; 2] {
         ("optimizer.learning_rate", "2e-4"),
     ];
     let prepared = Prepared::new(settings(dir, &model, &keys)).unwrap_or_else(|e| panic!("{e}"));
-    let graph = prepared.graph.clone();
-    let bindings = prepared.bindings();
+    let graph = prepared.step.graph.clone();
+    let bindings = prepared.step.bindings();
     let mut trainer = Trainer::new(prepared, cpu(2), None).unwrap_or_else(|e| panic!("{e}"));
     let outputs = ["hidden", "all_logits"];
     let mut bucket =

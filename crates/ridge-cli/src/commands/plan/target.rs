@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ridge_files::hub::find_model;
 use ridge_hw::spec::Precision;
-use ridge_models::ModelFiles;
+use ridge_models::{ModelConfig, ModelFiles};
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::{Calibration, Machine};
 use ridge_plan::ledger::Quantisation;
@@ -55,6 +55,18 @@ impl TargetArgs {
     }
 
     fn read_as(&self, read: impl Fn(&str, &str) -> Result<Reading, PlanError>) -> Result<Reading> {
+        let (name, text) = self.config_text()?;
+        Ok(read(&name, &text)?)
+    }
+
+    /// The model's configuration, as a family that runs reads it.
+    pub(crate) fn config(&self) -> Result<ModelConfig> {
+        let (name, text) = self.config_text()?;
+        Ok(ModelConfig::from_json(&name, &text)?)
+    }
+
+    /// The name and the text of the model's configuration.
+    fn config_text(&self) -> Result<(String, String)> {
         let (name, mut text) = match (&self.model, &self.shape) {
             (Some(path), _) => {
                 let (path, files) = open(path)?;
@@ -67,7 +79,7 @@ impl TargetArgs {
             let wrong = |why: String| refused("--rope-scaling", scaling, &why);
             text = with_rope_scaling(&text, scaling).map_err(wrong)?;
         }
-        Ok(read(&name, &text)?)
+        Ok((name, text))
     }
 
     /// The device in `precision`.

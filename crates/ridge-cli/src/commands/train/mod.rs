@@ -12,11 +12,13 @@ use ridge::train::{RunEnd, StepReport, TrainEvent, Trainer};
 use ridge_hw::units::Bytes;
 use ridge_serve::{ReservedAddress, RunPage};
 use ridge_train::settings::shown_settings;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
 use crate::args::DeviceArgs;
 use crate::error::{Error, Result};
-use crate::output::{grouped, note, print};
+use crate::output::{count, grouped, note, print};
+use crate::snapshot;
 use args::KeyArgs;
 
 /// Train a model
@@ -42,6 +44,10 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     dry_run: bool,
 
+    /// With --dry-run, write the memory of a micro-batch's forward and backward pass to this file, JSON or SVG by its name
+    #[arg(long, value_name = "FILE", requires = "dry_run")]
+    snapshot: Option<PathBuf>,
+
     #[command(flatten)]
     device: DeviceArgs,
 
@@ -53,7 +59,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let mut trainer = Trainer::from_file(args.config.as_deref(), &args.keys.0)?.on(args.device.placement());
     if args.dry_run {
         print(&shown_settings(trainer.settings()))?;
-        return print(&plan::text(&trainer.plan()?));
+        let plan = trainer.plan()?;
+        if let Some(file) = &args.snapshot {
+            let settings = trainer.settings();
+            let tokens = settings.train.batch_size * settings.data.sequence_length;
+            snapshot::write(&plan.snapshot, &json!({ "tokens": tokens }), &count(tokens, "token"), file)?;
+        }
+        return print(&plan::text(&plan));
     }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGUSR1, SIGINT] {

@@ -1,5 +1,7 @@
 //! What `--dry-run` prints behind the settings, as comments of the configuration.
 
+use std::fmt::Write as _;
+
 use ridge::train::TrainPlan;
 use ridge_hw::units::Bytes;
 
@@ -16,10 +18,19 @@ pub(super) fn text(plan: &TrainPlan) -> String {
         plan.workspace,
         plan.recomputed
     );
+    let [states, values] = plan.offloaded;
+    if states.0 + values.0 > 0 {
+        let all = Bytes(states.0 + values.0);
+        let _ = writeln!(text, "# offloaded to host memory: {all}: optimizer {states}, activations {values}");
+    }
     let mut stored: Vec<[String; 3]> =
         plan.stored.iter().map(|of| [of.kind.clone(), of.dtype.name().to_owned(), grouped(of.bytes)]).collect();
     let row = |what: &str, bytes| [what.to_owned(), "-".to_owned(), grouped(bytes)];
-    stored.extend([row("activations", plan.workspace.0), row("all, aligned", total.0)]);
+    stored.push(row("activations", plan.workspace.0));
+    if states.0 + values.0 > 0 {
+        stored.extend([row("offloaded activations", values.0), row("all in host memory", states.0 + values.0)]);
+    }
+    stored.push(row("all, aligned", total.0));
     text.push_str(&table(["stored", "dtype", "bytes"], stored));
     for (stage, ops) in &plan.precisions {
         let rows = ops.iter().map(|(of, times)| {

@@ -47,7 +47,7 @@ impl CudaRun {
         let queue = device.queue()?;
         self.ranks.agree()?;
         self.lease_arena()?;
-        self.slots[slot].arena = self.arena.take();
+        (self.slots[slot].arena, self.slots[slot].host_arena) = (self.arena.take(), self.host_arena.take());
         self.poison(&queue, slot)?;
         self.queue_inputs(&queue, slot, staged)?;
         events[0].record()?;

@@ -26,6 +26,7 @@ impl Batcher<'_> {
             | Prim::Compare(_)
             | Prim::Select
             | Prim::Cast(_)
+            | Prim::Move(_)
             | Prim::Random { .. } => prim.clone(),
             Prim::Reduce { op, axis } => Prim::Reduce { op: *op, axis: behind(axis) },
             Prim::ArgMax { axis } => Prim::ArgMax { axis: behind(axis) },

@@ -4,7 +4,7 @@ use super::operands::{SHAPES, any, with_others};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::format::{FormatRef, ScaledFormat};
-use crate::prim::Prim;
+use crate::prim::{Memory, Prim};
 use crate::sample::{Check, Rng, Sample};
 use crate::shape::Shape;
 use crate::tensor::{Tensor, Value};
@@ -37,6 +37,18 @@ pub(super) fn gather(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let inputs = indexed(rng, dtype).into_iter();
     let sample = |(x, axis, at)| Sample::prim(Prim::Gather { axis }).input(x).input(at).judged(Check::Exact);
     inputs.map(sample).collect()
+}
+
+pub(super) fn between_memories(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let mut out = Vec::new();
+    for dtype in with_others(dtype) {
+        for shape in SHAPES {
+            for memory in [Memory::Host, Memory::Device] {
+                out.push(Sample::prim(Prim::Move(memory)).input(any(rng, dtype, shape)).judged(Check::Exact));
+            }
+        }
+    }
+    out
 }
 
 pub(super) fn scatter(rng: &mut Rng, dtype: DType) -> Vec<Sample> {

@@ -2,10 +2,10 @@
 //! what columns there are as JSON, then the samples. A sample has the sizes of its columns of variable size, then all columns
 //! one behind the other. Words are u32 in little endian.
 
-use bytes::Bytes;
 use serde::Deserialize;
 
 use super::reading::{Reading, part};
+use crate::data::source::Source;
 use crate::error::Result;
 
 /// What a shard says of its columns.
@@ -24,7 +24,9 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u32::from_le_bytes(word.try_into().ok()?)).ok()
 }
 
-pub(super) fn read(bytes: &Bytes, mut reading: Reading<'_>) -> Result<()> {
+pub(super) fn read(source: &Source, mut reading: Reading<'_>) -> Result<()> {
+    let bytes = source.whole().map_err(|why| reading.broken(format!("it cannot be read: {why}")))?;
+    let bytes = &bytes[..];
     let ends_early = |reading: &Reading<'_>| reading.broken("it is not an MDS shard: it ends before its samples");
     let samples = word(bytes, 0).ok_or_else(|| ends_early(&reading))?;
     let behind = samples.checked_add(2).and_then(|words| words.checked_mul(WORD));

@@ -1,6 +1,5 @@
 //! Parquet tables, by the `parquet` crate: one column of strings, a part at a time.
 
-use bytes::Bytes;
 use parquet::basic::Type;
 use parquet::column::reader::ColumnReader;
 use parquet::data_type::ByteArray;
@@ -8,20 +7,21 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 
 use super::reading::Reading;
+use crate::data::source::Source;
 use crate::error::Result;
 
 /// Rows that are decoded at a time.
 const ROWS: usize = 1024;
 
-pub(super) fn read(bytes: &Bytes, mut reading: Reading<'_>) -> Result<()> {
+pub(super) fn read(source: &Source, mut reading: Reading<'_>) -> Result<()> {
     let broken = |reading: &Reading<'_>, error: &ParquetError| match error {
         ParquetError::General(why) if why.contains("feature") || why.contains("Disabled") => {
-            let remedy = "write the file again with the codec snappy, gzip, lz4_raw or none";
+            let remedy = "write the file again with the codec snappy, gzip, lz4_raw, zstd or none";
             crate::error::TrainError::path(reading.path, format!("it cannot be decoded: {why}"), remedy)
         }
         error => reading.broken(format!("it cannot be read as Parquet: {error}")),
     };
-    let file = SerializedFileReader::new(bytes.clone()).map_err(|error| broken(&reading, &error))?;
+    let file = SerializedFileReader::new(source.parts()).map_err(|error| broken(&reading, &error))?;
     let schema = file.metadata().file_metadata().schema_descr();
     let Some(column) = schema.columns().iter().position(|column| column.path().string() == reading.field) else {
         let names: Vec<String> = schema.columns().iter().map(|column| column.path().string()).collect();

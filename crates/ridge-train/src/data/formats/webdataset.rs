@@ -3,11 +3,11 @@
 
 use std::io::Read as _;
 
-use bytes::Bytes;
 use serde_json::Value;
 use tar::Archive;
 
 use super::reading::Reading;
+use crate::data::source::Source;
 use crate::error::Result;
 
 /// A sample's members so far.
@@ -18,10 +18,11 @@ struct Sample {
     json: Option<Vec<u8>>,
 }
 
-pub(super) fn read(bytes: &Bytes, mut reading: Reading<'_>) -> Result<()> {
+pub(super) fn read(source: &Source, mut reading: Reading<'_>) -> Result<()> {
     let broken =
         |reading: &Reading<'_>, why: std::io::Error| reading.broken(format!("it cannot be read as tar: {why}"));
-    let mut archive = Archive::new(&bytes[..]);
+    let stored = source.reader().map_err(|why| broken(&reading, why))?;
+    let mut archive = Archive::new(std::io::BufReader::new(stored));
     let mut sample = Sample::default();
     for member in archive.entries().map_err(|why| broken(&reading, why))? {
         let mut member = member.map_err(|why| broken(&reading, why))?;

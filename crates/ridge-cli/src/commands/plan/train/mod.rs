@@ -1,8 +1,9 @@
 //! `ridge plan train`: time and memory of a training step in a given layout or in the best one, and the cost of a run.
 
+mod args;
+mod one_gpu;
 mod tables;
 
-use clap::Args;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::Bytes;
 use ridge_plan::efficiency::Machine;
@@ -10,135 +11,15 @@ use ridge_plan::ledger::{training, training_stages};
 use ridge_plan::plot::{Axis, Bar, Bars, Chart, ChartPoint, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::search::{LayoutCandidate, SearchResult, SearchSpace, judge, pareto, search};
-use ridge_plan::train::{Layout, Recompute, StateBytes, TrainingRun, Workload, checkpointing, chinchilla};
+use ridge_plan::train::{StateBytes, TrainingRun, Workload, checkpointing, chinchilla};
 use serde_json::json;
 
+pub(crate) use self::args::PlanTrainArgs;
 use self::tables::{by_recompute, formulas, parts, stages_table, step_table, with_room};
-use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, seconds};
-use super::parsers::amount;
-use super::target::{TargetArgs, sources, sources_json};
-use crate::args::whole;
+use super::page::{Page, PageBlock, PageTable, ledger_bar, seconds};
+use super::target::{sources, sources_json};
 use crate::error::{Error, Result, refused};
 use crate::output::{count, grouped};
-
-/// Search training layouts: step time, memory and cost
-///
-/// Without options such as --tp, --pp, --dp, --cp and --ep, all layouts on the GPUs are searched.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  ridge plan train Llama-3.1-70B --gpus 256 --batch 1024 --tokens 1T --price 2.5
-  ridge plan train Llama-3.1-8B --device A100 --gpus 8 --batch 64 --tp 2 --zero 1 --explain
-
-Exit codes: 0 a layout fits, 1 failed, 2 usage error, 3 none fits.")]
-pub(crate) struct PlanTrainArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-
-    /// Number of GPUs; all are used
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    gpus: usize,
-
-    /// Sequences per step, over all GPUs
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 10_000_000>)]
-    batch: usize,
-
-    /// Tokens per sequence
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = whole::<usize, 1, 100_000_000>)]
-    seq: usize,
-
-    /// Precision of matrix products
-    #[arg(long, value_parser = ["bf16", "fp8"], default_value = "bf16")]
-    precision: String,
-
-    /// Bytes per parameter with gradient and optimiser state: mixed (18), full (f32, 16) or half (8)
-    #[arg(long, value_parser = ["mixed", "full", "half"], default_value = "mixed")]
-    states: String,
-
-    /// Training software: others (Megatron and similar), or ridge (from its own graphs) [default: others]
-    #[arg(long, value_parser = ["others", "ridge"], default_value = "others", hide_default_value = true)]
-    software: String,
-
-    #[command(flatten)]
-    layout: LayoutArgs,
-
-    /// Tokens of the run, such as 15T
-    #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000_000_000_000>)]
-    tokens: Option<f64>,
-
-    /// Price per GPU hour, in USD
-    #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
-    price: Option<f64>,
-
-    /// Mean time between failures of one GPU, in hours
-    #[arg(long, value_name = "HOURS", value_parser = amount::<1_000_000_000_000>, default_value = "50000")]
-    gpu_mtbf: f64,
-
-    /// Time to write a checkpoint, in seconds
-    #[arg(long, value_name = "S", value_parser = amount::<1_000_000_000>, default_value = "30")]
-    checkpoint: f64,
-
-    /// Number of layouts to show
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole::<usize, 1, 10_000>)]
-    top: usize,
-
-    #[command(flatten)]
-    page: PageArgs,
-}
-
-/// Fixed parallel degrees.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Fixed layout")]
-struct LayoutArgs {
-    /// Tensor parallel ranks
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    tp: Option<usize>,
-    /// Pipeline stages
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    pp: Option<usize>,
-    /// Data parallel replicas [default: GPUs / (tp x pp x cp)]
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    dp: Option<usize>,
-    /// Context parallel ranks
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    cp: Option<usize>,
-    /// Expert parallel ranks
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    ep: Option<usize>,
-    /// Sequences per micro-batch
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    micro_batch: Option<usize>,
-    /// Layer chunks per stage
-    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
-    interleave: Option<usize>,
-    /// ZeRO stage
-    #[arg(long, value_name = "0..3")]
-    zero: Option<u8>,
-    /// Recomputed activations: none, attention, products or full
-    #[arg(long, value_parser = recompute)]
-    recompute: Option<Recompute>,
-}
-
-fn recompute(typed: &str) -> Result<Recompute, String> {
-    let found = Recompute::ALL.into_iter().find(|r| r.to_string() == typed);
-    found.ok_or_else(|| "must be none, attention, products or full".to_owned())
-}
-
-impl LayoutArgs {
-    /// The layout with these degrees on `gpus`, if any degree is given.
-    fn layout(&self, gpus: usize, by_ridge: bool) -> Option<Layout> {
-        let degrees = [self.tp, self.pp, self.cp, self.ep, self.micro_batch, self.interleave];
-        if degrees.iter().chain([&self.dp]).all(Option::is_none) && self.zero.is_none() && self.recompute.is_none() {
-            return None;
-        }
-        let [tp, pp, cp, ep, micro_batch, interleave] = degrees.map(|d| d.unwrap_or(1));
-        let dp = self.dp.unwrap_or(gpus / (tp * pp * cp)).max(1);
-        let recompute = self.recompute.unwrap_or(Recompute::None);
-        let sequence_parallel = tp > 1 && !by_ridge;
-        let zero = self.zero.unwrap_or(if by_ridge { 3 * u8::from(dp > 1) } else { u8::from(dp > 1) });
-        Some(Layout { tp, pp, dp, cp, ep, micro_batch, interleave, recompute, zero, sequence_parallel })
-    }
-}
 
 pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     let by_ridge = args.software == "ridge";
@@ -155,6 +36,9 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         _ => StateBytes::MIXED,
     };
     let work = Workload { seq: args.seq, global_batch: args.batch, precision, states, ..Workload::default() };
+    if by_ridge && args.gpus == 1 {
+        return one_gpu::run(args, &reading, &machine, &work);
+    }
     let space = SearchSpace { sequence_parallel: !by_ridge, ..SearchSpace::new(args.gpus, machine.fabric.node) };
     let found = match args.layout.layout(args.gpus, by_ridge) {
         None => search(&reading, &machine, &work, &space),
