@@ -47,6 +47,8 @@ pub(super) struct CudaRun {
     /// As `arena` and `workspace`, of memory of the host that values are offloaded to.
     host_arena: ArenaLease<DeviceMemory>,
     host_workspace: (Address, usize),
+    /// Has one of them moved since the arguments were resolved?
+    stale: bool,
     /// The arguments of all launches: addresses, with the workspace where it was when they were resolved, and numbers.
     words: Vec<u64>,
     /// The addresses of one launch's arguments, while it is queued.
@@ -139,6 +141,7 @@ impl CudaRun {
             workspace: (0, 0),
             host_arena: ArenaLease::default(),
             host_workspace: (0, 0),
+            stale: false,
             words: vec![0; words],
             params: Vec::with_capacity(max_args),
             segments,
@@ -160,16 +163,17 @@ impl CudaRun {
             let block = lease.block().expect("just leased");
             (block.address(), block.bytes())
         };
-        let mut moved = false;
         if self.device.lease_arena(&mut self.arena, self.layout.arena)? {
-            self.workspace = place(&self.arena);
-            moved = true;
+            (self.workspace, self.stale) = (place(&self.arena), true);
         }
         if self.plan.host_bytes > 0 && self.device.lease_host_arena(&mut self.host_arena, self.plan.host_bytes)? {
-            self.host_workspace = place(&self.host_arena);
-            moved = true;
+            (self.host_workspace, self.stale) = (place(&self.host_arena), true);
         }
-        if moved { self.resolve() } else { Ok(()) }
+        if self.stale {
+            self.resolve()?;
+            self.stale = false;
+        }
+        Ok(())
     }
 
     /// Waits for the step of `slot`, and gives the workspace back.
