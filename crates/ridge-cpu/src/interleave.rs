@@ -1,4 +1,5 @@
-//! Weights repacked so that 16 rows are interleaved by words of 32 bits: a vector of 512 bits holds the same word of 16 rows.
+//! Weights repacked so that 16 rows are interleaved by words of 32 bits: a vector of 512 bits holds the same word of 16 rows, one of
+//! 256 bits that of 8.
 //!
 //! One row of x multiplies such vectors as they come, without shuffles, from one stream of memory; the shuffles that
 //! row-major weights need cost as much time as the memory itself (`benches/results/2026-11-24-cpu-levels.md`). Kernels for

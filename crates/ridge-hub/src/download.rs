@@ -55,9 +55,7 @@ impl Downloads<'_> {
             // Another process may download the same: then this one waits and finds it.
             let _held = lock_file(&lock)?;
             if !is_there() {
-                if self.download(file, &blob)? == Downloaded::OnWrongBytes {
-                    self.download(file, &blob)?;
-                }
+                while self.download(file, &blob)? == Downloaded::OnWrongBytes {}
                 downloaded = true;
             }
         }

@@ -84,6 +84,13 @@ struct RunSlot {
     held: bool,
 }
 
+impl RunSlot {
+    /// Gives back what its step has leased.
+    fn give_back(&mut self) {
+        (self.arena, self.host_arena) = (None, None);
+    }
+}
+
 // SAFETY: `params` is used by `submit` alone, and its pointers are not read after that.
 unsafe impl Send for CudaRun {}
 
@@ -181,7 +188,7 @@ impl CudaRun {
         let slot = &mut self.slots[slot];
         let waited = slot.done.wait();
         if !slot.held {
-            (slot.arena, slot.host_arena) = (None, None);
+            slot.give_back();
         }
         waited.and_then(|()| self.ranks.check())
     }
@@ -266,6 +273,9 @@ impl CudaRun {
     fn poison(&self, queue: &StreamQueue<'_>, slot: usize) -> Result<()> {
         if self.options.poison {
             queue.fill(self.slots[slot].arena.as_ref().expect("leased for the step"), POISON, self.layout.arena)?;
+            if let Some(host) = &self.slots[slot].host_arena {
+                queue.fill(host, POISON, self.layout.host_arena)?;
+            }
             queue.fill(&self.outputs, POISON, self.layout.outputs.total)?;
         }
         Ok(())
@@ -387,7 +397,7 @@ impl Run for CudaRun {
 
     fn timed(&mut self, slot: usize, staged: &[Staged]) -> Result<Vec<LaunchTime>> {
         let times = self.in_turn(slot, false, |run| run.queue_timed(slot, staged))?;
-        (self.slots[slot].arena, self.slots[slot].host_arena) = (None, None);
+        self.slots[slot].give_back();
         Ok(times)
     }
 
@@ -397,7 +407,7 @@ impl Run for CudaRun {
         }
         let mut passed = self.slots[slot].done.passed();
         if matches!(passed, Ok(true)) {
-            self.slots[slot].arena = None;
+            self.slots[slot].give_back();
             passed = self.ranks.check().map(|()| true);
         }
         self.noted(slot, passed)

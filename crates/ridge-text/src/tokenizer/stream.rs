@@ -24,7 +24,8 @@ const KEPT: usize = 8;
 /// The pieces, in order, and then [`finish`](Self::finish), make up what [`Tokenizer::decode`] makes of all ids at
 /// once. They differ in one case: with byte-fallback tokens, bytes that are not UTF-8 turn the valid characters next
 /// to them that are spelt by bytes into U+FFFD as well, and here those that are out already stay. A piece never ends
-/// within a character. Each id costs a few decodes of at most 32 ids.
+/// within a character. Each id costs a few decodes of at most 32 ids, and where so many
+/// hold no whole character up to twice 24 of them.
 #[derive(Clone, Debug)]
 pub struct StreamDecoder {
     tokenizer: Tokenizer,
@@ -131,7 +132,8 @@ impl StreamDecoder {
     fn shorten(&mut self, text: String) -> Result<String> {
         // Where both sides of a cut make up the text, no character crosses the cut: the halves of one, or of what
         // could have become one, are more replacements than the whole.
-        for kept in KEPT..self.window.len() {
+        let cuts = if text.starts_with(&self.shown) { KEPT..self.window.len() } else { 0..0 };
+        for kept in cuts {
             let (before, after) = self.window.split_at(self.window.len() - kept);
             let (before_text, after_text) = (self.decode(before)?, self.decode(after)?);
             if !after_text.is_empty() && text.strip_prefix(&before_text) == Some(&after_text) {

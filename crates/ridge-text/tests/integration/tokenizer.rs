@@ -314,6 +314,19 @@ fn a_character_is_complete_after_any_number_of_others_that_are_not() {
     }
 }
 
+#[test]
+fn replacements_of_bytes_behind_a_character_that_they_spoil_are_not_lost() {
+    let tokenizer = stories();
+    let byte = |byte: u8| tokenizer.token_to_id(&format!("<0x{byte:02X}>")).unwrap();
+    for starts in 1..80 {
+        let ids: Vec<u32> =
+            [byte(0xC3), byte(0xA9)].into_iter().chain(std::iter::repeat_n(byte(0xE4), starts)).collect();
+        let streamed = stream(&tokenizer, &ids, true).concat();
+        assert!(streamed.starts_with('é'), "{streamed}");
+        assert_eq!(streamed.chars().count(), 1 + starts);
+    }
+}
+
 proptest! {
     #[test]
     fn stream_of_any_text_equals_its_whole_decode(text in "\\PC{0,40}|[ a-c▁é中😀]{0,60}") {

@@ -54,6 +54,8 @@ pub(super) trait Multiply {
     ) -> [Floats; N];
 }
 
+/// Checks what kernels rely on.
+///
 /// # Panics
 /// Where the rows are not inside of the weight, or it is not of this format or not as wide as x.
 pub(super) fn check<B: Interleaved>(weight: &CodeWeight<'_>, rows: &Range<usize>, x: &ActivationCodes<'_>) {

@@ -42,6 +42,11 @@ pub(super) unsafe fn multiply<B: Interleaved>(
             let elements = weight.elements(group);
             let codes = x.codes(0)[elements.clone()].as_chunks().0;
             let sums = &x.sums(0)[elements.start / SUMMED..elements.end / SUMMED];
+            if lines.is_none() {
+                // A share of the next rows, which lie behind these.
+                let end = weight.data.as_ptr().wrapping_add(these.end * stride);
+                simd::fetch_share(end, these.len() * stride, group, x.layout.groups());
+            }
             for (first, total) in these.clone().step_by(EIGHT).zip(&mut totals) {
                 // SAFETY: blocks are inside of their rows, which are inside of the weight.
                 let sum = unsafe {
@@ -49,8 +54,6 @@ pub(super) unsafe fn multiply<B: Interleaved>(
                         let lines = &lines[group * unit..];
                         products::<B>(InterleavedRows::<B>::new(lines, first % SIDE), codes, sums)
                     } else {
-                        let end = weight.data.as_ptr().wrapping_add(these.end * stride);
-                        simd::fetch_share(end, EIGHT * stride, group, x.layout.groups());
                         let from = weight.codes.bytes(elements.start);
                         products::<B>(BlockPointers::new(weight.data, first..these.end, stride, from), codes, sums)
                     }
