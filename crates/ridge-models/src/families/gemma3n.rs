@@ -44,8 +44,8 @@ pub struct Gemma3nConfig {
     pub laurel_rank: usize,
     /// Share of the gate's elements that each layer's MLP closes, in `0.0..1.0`, if they are distributed normally.
     pub sparsity: Vec<f64>,
-    /// Logits stay within this, by a hyperbolic tangent.
-    pub final_logit_softcapping: f64,
+    /// Logits stay within this, by a hyperbolic tangent, if there is a limit.
+    pub final_logit_softcapping: Option<f64>,
     /// Do the four projections of attention have biases?
     pub attention_bias: bool,
 }
@@ -103,7 +103,7 @@ impl Gemma3nConfig {
             corrected_scale: f.optional("altup_correct_scale")?.unwrap_or(true),
             laurel_rank: f.optional_size("laurel_rank", MAX_SIZE)?.unwrap_or(64),
             sparsity: sparsity(f, layers)?,
-            final_logit_softcapping: f.optional_positive("final_logit_softcapping")?.unwrap_or(30.0),
+            final_logit_softcapping: soft_cap(f)?,
             attention_bias: f.optional("attention_bias")?.unwrap_or(false),
             decoder,
         })
@@ -232,6 +232,13 @@ fn intermediate_size(f: &mut Fields<'_>, layers: usize) -> Result<usize> {
             "Ridge runs models whose layers have MLPs of one width",
         )),
     }
+}
+
+/// The limit of logits: null is none, and an absent key the family's.
+fn soft_cap(f: &mut Fields<'_>) -> Result<Option<f64>> {
+    const KEY: &str = "final_logit_softcapping";
+    let cap = f.optional_positive(KEY)?;
+    Ok(if f.has(KEY) { cap } else { Some(30.0) })
 }
 
 /// The share of its gate's elements that each layer closes.
@@ -391,7 +398,7 @@ impl DecoderFamily for Gemma3nConfig {
     }
 
     fn logit_softcap(&self) -> Option<f64> {
-        Some(self.final_logit_softcapping)
+        self.final_logit_softcapping
     }
 
     fn unused(&self) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ridge_models::families::{GemmaConfig, MistralConfig, QwenConfig};
+use ridge_models::families::{Gemma3nConfig, GemmaConfig, MistralConfig, QwenConfig};
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles};
 use serde_json::{Value, json};
 
@@ -178,6 +178,9 @@ fn what_a_family_may_leave_out_has_its_default() {
     assert_eq!(window(mistral), Some(4096), "absent is the family's window");
     let mistral = with("mistral", &json!({"sliding_window": null})).unwrap();
     assert_eq!(window(mistral), None, "null is none");
+    let cap = |config: ModelConfig| config.downcast_ref::<Gemma3nConfig>().expect("is a 3n").final_logit_softcapping;
+    assert_eq!(cap(without("gemma3n", "final_logit_softcapping").unwrap()), Some(30.0), "absent is the family's");
+    assert_eq!(cap(with("gemma3n", &json!({"final_logit_softcapping": null})).unwrap()), None, "null is none");
     assert_eq!(without("gpt2", "n_inner").unwrap().intermediate_size, 128);
     assert_eq!(without("falcon", "ffn_hidden_size").unwrap().intermediate_size, 128);
     assert_eq!(without("falcon", "max_position_embeddings").unwrap().max_position_embeddings, 2048);
