@@ -7,7 +7,7 @@
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 
-use super::blocks::{NormKind, ResidualHalf, linear, scaled, unit_rms, weight};
+use super::blocks::{MlpGate, NormKind, ResidualHalf, linear, open, scaled, unit_rms, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
@@ -166,9 +166,8 @@ impl Gemma3nConfig {
             let cutoff = at.value(g, CUTOFF)?;
             gate = above(g, gate, cutoff)?;
         }
-        let gate = g.gelu(gate, Gelu::Tanh)?;
         let up = linear(g, "up_proj", x, self.intermediate_size, false)?;
-        let h = g.mul(gate, up)?;
+        let h = open(g, gate, up, MlpGate::Gelu(Gelu::Tanh))?;
         linear(g, "down_proj", h, self.hidden_size, false)
     }
 }
@@ -316,11 +315,11 @@ impl DecoderFamily for Gemma3nConfig {
     }
 
     fn states(&self, index: usize, _options: &BuildOptions) -> LayerStates {
-        if self.shared_keys.has(index) { LayerStates::none() } else { LayerStates::paged() }
+        self.shared_keys.states(index)
     }
 
     fn owner(&self, index: usize, name: &str) -> usize {
-        if name.starts_with("self_attn.kv") { self.shared_keys.owner(&self.windows, index) } else { index }
+        self.shared_keys.owner(&self.windows, index, name)
     }
 
     fn embed(&self, g: &mut Builder, x: Var, inputs: &mut LayerInputs) -> GraphResult<Var> {

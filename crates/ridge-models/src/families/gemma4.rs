@@ -263,7 +263,7 @@ impl DecoderFamily for Gemma4Config {
     }
 
     fn states(&self, index: usize, _options: &BuildOptions) -> LayerStates {
-        if self.shared_keys.has(index) { LayerStates::none() } else { LayerStates::paged() }
+        self.shared_keys.states(index)
     }
 
     fn cache_shape(&self, index: usize) -> [usize; 3] {
@@ -275,7 +275,7 @@ impl DecoderFamily for Gemma4Config {
     }
 
     fn owner(&self, index: usize, name: &str) -> usize {
-        if name.starts_with("self_attn.kv") { self.shared_keys.owner(&self.windows, index) } else { index }
+        self.shared_keys.owner(&self.windows, index, name)
     }
 
     fn embed(&self, g: &mut Builder, x: Var, inputs: &mut LayerInputs) -> GraphResult<Var> {
