@@ -41,9 +41,11 @@ fn of_family(family: &'static FamilyDefinition, scope: &str, kind: &str) -> Opti
 /// When heads or MLP do not divide over the ranks, naming the key of the configuration.
 pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<impl Fn(&Arg) -> Placement + use<>> {
     // Ranks that divide the heads cut between them whatever divides their widths.
-    let (ranks, head_dim) = (axis.ranks, gcd(config.head_dim, config.other_head_dim.unwrap_or(0)));
+    let [other_kv_heads, other_dim] = config.other_heads.unwrap_or([config.num_key_value_heads, config.head_dim]);
+    let (ranks, head_dim) = (axis.ranks, gcd(config.head_dim, other_dim));
     let divided = [
         ("num_key_value_heads", config.num_key_value_heads),
+        ("num_global_key_value_heads", other_kv_heads),
         ("num_attention_heads", config.num_attention_heads),
         ("intermediate_size", config.intermediate_size),
     ];

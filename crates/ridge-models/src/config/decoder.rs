@@ -25,8 +25,8 @@ pub struct DecoderConfig {
     pub num_key_value_heads: usize,
     /// Width of one head; even where a part of it is rotated. Not always `hidden_size / num_attention_heads`.
     pub head_dim: usize,
-    /// The width of one in layers where it is another.
-    pub other_head_dim: Option<usize>,
+    /// Key and value heads of layers that have others, and the width of heads there.
+    pub other_heads: Option<[usize; 2]>,
     /// Rows of the embedding and of the output projection. May exceed the tokenizer's vocabulary.
     pub vocab_size: usize,
     /// Positions of the context according to the file; see [`DecoderConfig::max_context`].
@@ -140,7 +140,7 @@ impl DecoderConfig {
             num_attention_heads,
             num_key_value_heads: f.optional_size(keys.num_key_value_heads, MAX_HEADS)?.unwrap_or(num_attention_heads),
             head_dim,
-            other_head_dim: None,
+            other_heads: None,
             vocab_size: f.size("vocab_size", MAX_VOCAB)?,
             max_position_embeddings,
             norm_eps: match keys.default_eps {

@@ -7,7 +7,7 @@
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 
-use super::blocks::{NormKind, ResidualHalf, linear, scaled, unit_rms, weight};
+use super::blocks::{MlpGate, NormKind, ResidualHalf, linear, open, scaled, unit_rms, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
@@ -44,8 +44,8 @@ pub struct Gemma3nConfig {
     pub laurel_rank: usize,
     /// Share of the gate's elements that each layer's MLP closes, in `0.0..1.0`, if they are distributed normally.
     pub sparsity: Vec<f64>,
-    /// Logits stay within this, by a hyperbolic tangent.
-    pub final_logit_softcapping: f64,
+    /// Logits stay within this, by a hyperbolic tangent, if there is a limit.
+    pub final_logit_softcapping: Option<f64>,
     /// Do the four projections of attention have biases?
     pub attention_bias: bool,
 }
@@ -103,7 +103,7 @@ impl Gemma3nConfig {
             corrected_scale: f.optional("altup_correct_scale")?.unwrap_or(true),
             laurel_rank: f.optional_size("laurel_rank", MAX_SIZE)?.unwrap_or(64),
             sparsity: sparsity(f, layers)?,
-            final_logit_softcapping: f.optional_positive("final_logit_softcapping")?.unwrap_or(30.0),
+            final_logit_softcapping: soft_cap(f)?,
             attention_bias: f.optional("attention_bias")?.unwrap_or(false),
             decoder,
         })
@@ -166,9 +166,8 @@ impl Gemma3nConfig {
             let cutoff = at.value(g, CUTOFF)?;
             gate = above(g, gate, cutoff)?;
         }
-        let gate = g.gelu(gate, Gelu::Tanh)?;
         let up = linear(g, "up_proj", x, self.intermediate_size, false)?;
-        let h = g.mul(gate, up)?;
+        let h = open(g, gate, up, MlpGate::Gelu(Gelu::Tanh))?;
         linear(g, "down_proj", h, self.hidden_size, false)
     }
 }
@@ -232,6 +231,13 @@ fn intermediate_size(f: &mut Fields<'_>, layers: usize) -> Result<usize> {
             "Ridge runs models whose layers have MLPs of one width",
         )),
     }
+}
+
+/// The limit of logits: null is none, and an absent key the family's.
+fn soft_cap(f: &mut Fields<'_>) -> Result<Option<f64>> {
+    const KEY: &str = "final_logit_softcapping";
+    let cap = f.optional_positive(KEY)?;
+    Ok(if f.has(KEY) { cap } else { Some(30.0) })
 }
 
 /// The share of its gate's elements that each layer closes.
@@ -309,11 +315,11 @@ impl DecoderFamily for Gemma3nConfig {
     }
 
     fn states(&self, index: usize, _options: &BuildOptions) -> LayerStates {
-        if self.shared_keys.has(index) { LayerStates::none() } else { LayerStates::paged() }
+        self.shared_keys.states(index)
     }
 
     fn owner(&self, index: usize, name: &str) -> usize {
-        if name.starts_with("self_attn.kv") { self.shared_keys.owner(&self.windows, index) } else { index }
+        self.shared_keys.owner(&self.windows, index, name)
     }
 
     fn embed(&self, g: &mut Builder, x: Var, inputs: &mut LayerInputs) -> GraphResult<Var> {
@@ -391,7 +397,7 @@ impl DecoderFamily for Gemma3nConfig {
     }
 
     fn logit_softcap(&self) -> Option<f64> {
-        Some(self.final_logit_softcapping)
+        self.final_logit_softcapping
     }
 
     fn unused(&self) -> Vec<String> {

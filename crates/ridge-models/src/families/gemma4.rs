@@ -23,12 +23,10 @@ use crate::model::{BuildOptions, symbols};
 /// Every size and switch of a Gemma 4 model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
-    /// What every decoder has; its heads are those of layers with a window.
+    /// What every decoder has; its heads are those of layers with a window, the others those of layers that see everything.
     pub decoder: DecoderConfig,
     /// How many tokens a token sees in each layer, itself included; all if `None`.
     pub windows: Vec<Option<usize>>,
-    /// Key and value heads of layers that see everything, and the width of heads there.
-    pub global_heads: [usize; 2],
     /// The base of rotations in layers that see everything, and the share of each head that turns: the first pairs, at the
     /// frequencies that they have where all turn.
     pub global_rope: (f64, f64),
@@ -71,10 +69,8 @@ impl Gemma4Config {
         windows.iter_mut().rev().take(1).for_each(|window| *window = None);
         let keys_are_values = f.optional("attention_k_eq_v")?.unwrap_or(false);
         let (global_rope, local_theta) = read_ropes(f)?;
-        let global_heads = read_global_heads(f, &decoder, &windows, keys_are_values)?;
-        decoder.other_head_dim = Some(global_heads[1]);
+        decoder.other_heads = Some(read_global_heads(f, &decoder, &windows, keys_are_values)?);
         Ok(Self {
-            global_heads,
             global_rope,
             local_theta,
             keys_are_values,
@@ -89,11 +85,17 @@ impl Gemma4Config {
         })
     }
 
+    /// Key and value heads of a layer with this window, and their width.
+    fn heads(&self, window: Option<usize>) -> [usize; 2] {
+        let local = [self.num_key_value_heads, self.head_dim];
+        if window.is_some() { local } else { self.other_heads.unwrap_or(local) }
+    }
+
     /// The rotation in a layer with this window.
     fn rope(&self, window: Option<usize>) -> Rope {
-        let [_, dim] = self.global_heads;
+        let [_, dim] = self.heads(window);
         let inv_freq = match window {
-            Some(_) => rope_frequencies(self.local_theta, self.head_dim),
+            Some(_) => rope_frequencies(self.local_theta, dim),
             None => {
                 let (theta, share) = self.global_rope;
                 let turned = (share * dim as f64 / 2.0) as usize;
@@ -169,6 +171,8 @@ fn read_experts(f: &mut Fields<'_>) -> Result<Option<ExpertsConfig>> {
 fn read_ropes(f: &mut Fields<'_>) -> Result<((f64, f64), f64)> {
     let Some(mut both) = f.object("rope_parameters")? else { return Ok(((1_000_000.0, 0.25), 10_000.0)) };
     let mut global = both.required_object("full_attention")?;
+    // Without it all of a head turns, at other frequencies.
+    global.required::<&str>("rope_type")?;
     global.must_be("rope_type", "proportional")?;
     global.must_be("factor", 1)?;
     let share = global.optional_positive("partial_rotary_factor")?.unwrap_or(1.0);
@@ -186,52 +190,76 @@ fn read_ropes(f: &mut Fields<'_>) -> Result<((f64, f64), f64)> {
 }
 
 /// Key and value heads of layers that see everything, and their width: keys of the whole, or in the newer spelling an object for
-/// each of these layers.
+/// each of these layers. The spellings may not contradict each other.
 fn read_global_heads(
     f: &mut Fields<'_>,
     decoder: &DecoderConfig,
     windows: &[Option<usize>],
     keys_are_values: bool,
 ) -> Result<[usize; 2]> {
-    const LAYERS: &str = "per_layer_config";
-    let of_all = f.optional_size("num_global_key_value_heads", MAX_HEADS)?.filter(|_| keys_are_values);
-    let width = f.optional_size("global_head_dim", 1 << 12)?;
-    let usual = [of_all.unwrap_or(decoder.num_key_value_heads), width.unwrap_or(512)];
-    let heads = match f.optional::<&Map<String, Json>>(LAYERS)? {
-        None => usual,
-        Some(layers) => {
-            let one = |layer: usize| {
-                let size = |key: &str, usual: usize| match layers.get(&layer.to_string()).and_then(|of| of.get(key)) {
-                    Some(size) => size.as_u64().and_then(|size| usize::try_from(size).ok()),
-                    None => Some(usual),
-                };
-                Some([size("num_key_value_heads", decoder.num_key_value_heads)?, size("head_dim", decoder.head_dim)?])
-            };
-            let global: Vec<_> = (0..windows.len()).filter(|layer| windows[*layer].is_none()).map(one).collect();
-            let alike = global.iter().all(|heads| *heads == global[0]);
-            let known = |of: &Json| of.as_object().is_some_and(|of| of.keys().all(|key| SIZES.contains(&key.as_str())));
-            let in_place = layers.iter().all(|(layer, of)| {
-                known(of) && layer.parse().is_ok_and(|layer: usize| windows.get(layer) == Some(&None))
-            });
-            match global.first().copied().flatten() {
-                Some(heads) if alike && in_place => heads,
-                _ => {
-                    let problem = "is not one head_dim and num_key_value_heads for all layers that see everything";
-                    return Err(f.wrong(LAYERS, problem, "Ridge runs models whose global layers are alike"));
-                }
-            }
+    const KEYS: [&str; 2] = ["num_global_key_value_heads", "global_head_dim"];
+    let of_all = [f.optional_size(KEYS[0], MAX_HEADS)?, f.optional_size(KEYS[1], MAX_HEAD_DIM)?];
+    let layers = f.optional::<&Map<String, Json>>(LAYERS)?;
+    let (heads, source) = match layers {
+        Some(layers) => (read_layer_heads(f, decoder, windows, layers)?, LAYERS),
+        // Null is no layer that differs.
+        None if f.has(LAYERS) => ([decoder.num_key_value_heads, decoder.head_dim], LAYERS),
+        None => {
+            let kv_heads = of_all[0].filter(|_| keys_are_values).unwrap_or(decoder.num_key_value_heads);
+            ([kv_heads, of_all[1].unwrap_or(512)], "num_key_value_heads without attention_k_eq_v")
         }
     };
     let [kv_heads, dim] = heads;
-    if kv_heads == 0 || !decoder.num_attention_heads.is_multiple_of(kv_heads) || dim == 0 || !dim.is_multiple_of(2) {
-        let problem = format!("gives global layers {kv_heads} heads of keys, {dim} wide, which cannot be");
-        return Err(f.wrong(if width.is_some() { "global_head_dim" } else { LAYERS }, problem, REMEDY));
+    let cannot_be = [
+        kv_heads == 0 || !decoder.num_attention_heads.is_multiple_of(kv_heads),
+        dim == 0 || !dim.is_multiple_of(2) || dim > MAX_HEAD_DIM,
+    ];
+    for nth in [0, 1] {
+        if of_all[nth].is_some_and(|given| given != heads[nth]) {
+            return Err(f.wrong(KEYS[nth], format!("contradicts the {} of {source}", heads[nth]), REMEDY));
+        }
+        if cannot_be[nth] {
+            let problem = format!("gives global layers {kv_heads} heads of keys, {dim} wide, which cannot be");
+            return Err(f.wrong(if layers.is_some() { LAYERS } else { KEYS[nth] }, problem, REMEDY));
+        }
     }
     Ok(heads)
 }
 
-/// What may differ between layers.
-const SIZES: [&str; 2] = ["head_dim", "num_key_value_heads"];
+/// The same of the object `layers`, which has one of sizes for each layer that differs from the usual.
+fn read_layer_heads(
+    f: &Fields<'_>,
+    decoder: &DecoderConfig,
+    windows: &[Option<usize>],
+    layers: &Map<String, Json>,
+) -> Result<[usize; 2]> {
+    let one = |layer: usize| {
+        let size = |key: &str, usual: usize| match layers.get(&layer.to_string()).and_then(|of| of.get(key)) {
+            Some(size) => size.as_u64().and_then(|size| usize::try_from(size).ok()),
+            None => Some(usual),
+        };
+        Some([size(SIZES[0], decoder.num_key_value_heads)?, size(SIZES[1], decoder.head_dim)?])
+    };
+    let global: Vec<_> = (0..windows.len()).filter(|layer| windows[*layer].is_none()).map(one).collect();
+    let alike = global.iter().all(|heads| *heads == global[0]);
+    let known = |of: &Json| of.as_object().is_some_and(|of| of.keys().all(|key| SIZES.contains(&key.as_str())));
+    let in_place = layers
+        .iter()
+        .all(|(layer, of)| known(of) && layer.parse().is_ok_and(|layer: usize| windows.get(layer) == Some(&None)));
+    match global.first().copied().flatten() {
+        Some(heads) if alike && in_place => Ok(heads),
+        _ => {
+            let problem = "is not one head_dim and num_key_value_heads for all layers that see everything";
+            Err(f.wrong(LAYERS, problem, "Ridge runs models whose global layers are alike"))
+        }
+    }
+}
+
+/// The object of layers whose sizes differ, and these sizes.
+const LAYERS: &str = "per_layer_config";
+const SIZES: [&str; 2] = ["num_key_value_heads", "head_dim"];
+/// The widest that heads of global layers are.
+const MAX_HEAD_DIM: usize = 1 << 12;
 
 deref_to_decoder!(Gemma4Config);
 
@@ -263,19 +291,16 @@ impl DecoderFamily for Gemma4Config {
     }
 
     fn states(&self, index: usize, _options: &BuildOptions) -> LayerStates {
-        if self.shared_keys.has(index) { LayerStates::none() } else { LayerStates::paged() }
+        self.shared_keys.states(index)
     }
 
     fn cache_shape(&self, index: usize) -> [usize; 3] {
-        let [heads, dim] = match self.window(index) {
-            Some(_) => [self.num_key_value_heads, self.head_dim],
-            None => self.global_heads,
-        };
+        let [heads, dim] = self.heads(self.window(index));
         [2, heads, dim]
     }
 
     fn owner(&self, index: usize, name: &str) -> usize {
-        if name.starts_with("self_attn.kv") { self.shared_keys.owner(&self.windows, index) } else { index }
+        self.shared_keys.owner(&self.windows, index, name)
     }
 
     fn embed(&self, g: &mut Builder, x: Var, inputs: &mut LayerInputs) -> GraphResult<Var> {

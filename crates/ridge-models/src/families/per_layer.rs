@@ -7,6 +7,7 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 use super::blocks::{NormKind, linear, scaled, weight};
 use super::decoder::{DecoderLayer, LayerInputs};
 use super::experts::MAX_SIZE;
+use super::layer_states::LayerStates;
 use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
 use crate::error::Result;
@@ -132,10 +133,18 @@ impl SharedKeys {
         index >= self.first
     }
 
-    /// The layer whose cache layer `index` reads: the last one with its window that has keys of its own.
-    pub(super) fn owner(self, windows: &[Option<usize>], index: usize) -> usize {
-        let own =
-            windows.iter().take(self.first).rposition(|window| self.has(index) && Some(window) == windows.get(index));
+    /// What layer `index` keeps: a cache, if its keys are its own.
+    pub(super) fn states(self, index: usize) -> LayerStates {
+        if self.has(index) { LayerStates::none() } else { LayerStates::paged() }
+    }
+
+    /// The layer whose argument `name` layer `index` reads: where it is a cache that the layer does not have, the last layer with
+    /// its window that has keys of its own.
+    pub(super) fn owner(self, windows: &[Option<usize>], index: usize, name: &str) -> usize {
+        if !self.has(index) || !name.starts_with("self_attn.kv") {
+            return index;
+        }
+        let own = windows.iter().take(self.first).rposition(|window| Some(window) == windows.get(index));
         own.unwrap_or(index)
     }
 

@@ -44,7 +44,7 @@ pub(super) fn silu(g: &mut Builder, x: Var) -> GraphResult<Var> {
 }
 
 /// The f32 value of the weight `name`.
-fn f32_weight<const N: usize>(g: &mut Builder, name: &str, shape: [usize; N]) -> GraphResult<Var> {
+pub(super) fn f32_weight<const N: usize>(g: &mut Builder, name: &str, shape: [usize; N]) -> GraphResult<Var> {
     let w = weight(g, name, shape)?;
     g.cast(w, DType::F32)
 }

@@ -6,13 +6,13 @@ use ridge_files::checkpoint::Part;
 use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Var};
 use serde_json::Value as Json;
 
-use super::blocks::{NormKind, ResidualHalf, linear, scaled, squared, weight};
+use super::blocks::{NormKind, ResidualHalf, linear, scaled, squared};
 use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
 use super::linear_attention::LINEAR_HARMLESS;
-use super::recurrent::{flat, grouped_layer_norm, heads_of, previous, recurrence};
+use super::recurrent::{f32_weight, flat, grouped_layer_norm, heads_of, previous, recurrence};
 use super::rwkv6::{CHANNELS, FIRST_NORM, SHIFT, TOKENS};
 use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HEADS, REMEDY};
@@ -135,10 +135,10 @@ impl Rwkv7Config {
         let (w, rate, k) = (wide(g, w)?, wide(g, rate)?, wide(g, k)?);
         let (w, rate) = (g.sigmoid(w)?, g.sigmoid(rate)?);
         let decay = scaled(g, w, -LARGEST_RATE)?;
-        let removed = f32_vector(g, "k_k", [hidden])?;
+        let removed = f32_weight(g, "k_k", [hidden])?;
         let removed = g.mul(k, removed)?;
         // k * (1 + (rate - 1) * k_a)
-        let replaced = f32_vector(g, "k_a", [hidden])?;
+        let replaced = f32_weight(g, "k_a", [hidden])?;
         let one = g.constant(DType::F32, 1.0)?;
         let less = g.sub(rate, one)?;
         let less = g.mul(less, replaced)?;
@@ -151,13 +151,13 @@ impl Rwkv7Config {
             *x = heads_of(g, *x, heads)?;
         }
         let [r, k, v, decay, removed, rate] = by_head;
-        let removed = self.direction(g, removed)?;
+        let removed = direction(g, removed, self.fused_norm)?;
         let (erase, write) = (g.neg(removed)?, g.mul(removed, rate)?);
         let y = recurrence(g, at, [r, k, v, decay], Some([erase, write]))?;
         let y = grouped_layer_norm(g, "g_norm", y, self.head_dim as f64 * self.norm_eps)?;
 
         // And a token's own key and value with a factor for each channel.
-        let bonus = f32_vector(g, "r_k", [heads, self.head_dim])?;
+        let bonus = f32_weight(g, "r_k", [heads, self.head_dim])?;
         let own = g.mul(r, k)?;
         let own = g.mul(own, bonus)?;
         let own = g.reduce_sum(own, 2)?;
@@ -168,16 +168,6 @@ impl Rwkv7Config {
         let y = g.mul(y, gate)?;
         let y = g.cast(y, dtype)?;
         linear(g, "o_proj", y, hidden, false)
-    }
-
-    /// The heads of f32 `x`, `[tokens, heads, dim]`, divided by their lengths.
-    fn direction(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let square = g.mul(x, x)?;
-        let sum = g.reduce_sum(square, 2)?;
-        let least = g.constant(DType::F32, if self.fused_norm { 1e-6 } else { 1e-24 })?;
-        let sum = if self.fused_norm { g.add(sum, least)? } else { g.max(sum, least)? };
-        let factor = g.rsqrt(sum)?;
-        g.mul(x, factor)
     }
 
     /// The mixer of channels.
@@ -201,6 +191,17 @@ fn shifted(g: &mut Builder, name: &str, x: Var, delta: Var, shape: Shape) -> Gra
     g.add(x, share)
 }
 
+/// The heads of f32 `x`, `[tokens, heads, dim]`, divided by their lengths; the `fused` norm adds 1e-6 to the lengths' squares,
+/// the other has lengths of 1e-12 at least.
+fn direction(g: &mut Builder, x: Var, fused: bool) -> GraphResult<Var> {
+    let square = g.mul(x, x)?;
+    let sum = g.reduce_sum(square, 2)?;
+    let least = g.constant(DType::F32, if fused { 1e-6 } else { 1e-24 })?;
+    let sum = if fused { g.add(sum, least)? } else { g.max(sum, least)? };
+    let factor = g.rsqrt(sum)?;
+    g.mul(x, factor)
+}
+
 /// The projection of low rank of scope `name`, through `bend` between its halves, to `[rank, width]`.
 fn low_rank(
     g: &mut Builder,
@@ -215,12 +216,6 @@ fn low_rank(
         let low = bend(g, low)?;
         linear(g, "2", low, width, bias)
     })
-}
-
-/// The f32 value of the weight `name`.
-fn f32_vector<const N: usize>(g: &mut Builder, name: &str, shape: [usize; N]) -> GraphResult<Var> {
-    let w = weight(g, name, shape)?;
-    g.cast(w, DType::F32)
 }
 
 deref_to_decoder!(Rwkv7Config);
@@ -309,5 +304,38 @@ impl DecoderFamily for Rwkv7Config {
         let of_channels = ["x_k", "key.weight", "value.weight"];
         let of_channels = of_channels.map(|name| part(&format!("ffn.{name}"), &format!("{CHANNELS}.{name}")));
         of_tokens.into_iter().chain(of_channels).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_graph::{Bindings, Builder, DType, Precision, Shape, Tensor, Type, Value, evaluate};
+
+    use super::direction;
+
+    /// `x * rsqrt(sum(x^2) + 1e-6)` is flash-linear-attention's `l2_norm`, which the library takes where `fuse_norm` is
+    /// set; elsewhere it is torch's `normalize`, `x / max(sqrt(sum(x^2)), 1e-12)`.
+    #[test]
+    fn both_norms_of_keys_follow_their_formulas() {
+        // Two heads of three: one of length 13, and one whose square is a quarter of 1e-6. And one of no length.
+        let heads = [[3.0, -4.0, 12.0], [3e-4, 0.0, -4e-4], [0.0; 3]];
+        for fused in [true, false] {
+            let mut g = Builder::new();
+            let x = g.step_input("x", Type::tensor(DType::F32, Shape::new([1, 3, 3]))).unwrap();
+            let y = direction(&mut g, x, fused).unwrap();
+            let graph = g.finish(vec![("y".to_owned(), y)]).unwrap();
+            let x = Tensor::float(DType::F32, &[1, 3, 3], heads.concat());
+            let all = evaluate(&graph, &|_| Some(Value::Plain(x.clone())), &Bindings::default(), Precision::Exact);
+            let all = all.unwrap();
+            let got = all[0].1.tensor().floats();
+            let want = heads.iter().flat_map(|head| {
+                let sum: f64 = head.iter().map(|x| x * x).sum();
+                let length = if fused { (sum + 1e-6).sqrt() } else { sum.sqrt().max(1e-12) };
+                head.map(|x| x / length)
+            });
+            for (got, want) in got.iter().zip(want) {
+                assert!((got - want).abs() < 1e-12, "{fused}: {got} for {want}");
+            }
+        }
     }
 }

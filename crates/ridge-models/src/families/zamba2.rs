@@ -147,6 +147,9 @@ fn read_mixer(f: &mut Fields<'_>, hidden: usize) -> Result<Mamba2Mixer> {
         groups: f.optional_size("mamba_ngroups", MAX_SIZE)?.unwrap_or(1),
         state: f.optional_size("mamba_d_state", MAX_SIZE)?.unwrap_or(64),
         kernel: f.optional_size("mamba_d_conv", MAX_SIZE)?.unwrap_or(4),
+        // transformers bounds steps (`dt_limit`) where it runs several tokens at once, by kernels and by torch alike, but not
+        // where it runs a single one behind a cache (`selective_state_update`), so that there a text's logits depend on how it
+        // was split. Here the bound holds for every token, as in its runs of whole texts.
         least_step: f.optional_positive("time_step_min")?.unwrap_or(0.001),
         conv_bias: true,
         proj_bias: false,

@@ -7,6 +7,7 @@ use crate::common::{
     plain_logits, relative, rows, stack, step_of,
 };
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::shard::MeshAxis;
 use ridge_graph::{Arg, DType, Precision, Role, Tensor, Value, conformance};
 use ridge_models::parallel::tensor_parallel;
 use ridge_models::{BuildOptions, ModelConfig, has_fixed_state};
@@ -250,6 +251,17 @@ fn bfloat16_logits_are_as_near_to_exact_as_those_of_a_plain_implementation() {
         let narrow = |t: Tensor| Tensor { dtype: DType::BF16, ..t };
         within(name, &narrow(got), &narrow(plain), &narrow(exact));
     }
+}
+
+#[test]
+fn ranks_that_would_cut_heads_of_global_layers_are_refused() {
+    // Four heads of keys in layers with a window, two in the others.
+    let fixture = Fixture::family("gemma4_dense", None);
+    let error = tensor_parallel(&fixture.config, &MeshAxis::new("tp", 4)).err().expect("cannot be cut").to_string();
+    let key =
+        "num_global_key_value_heads = 2 does not divide over 4 ranks of `tp`; the next number of ranks that works is 2";
+    assert!(error.contains(key), "{error}");
+    assert!(tensor_parallel(&fixture.config, &MeshAxis::new("tp", 2)).is_ok());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ridge_models::families::{GemmaConfig, MistralConfig, QwenConfig};
+use ridge_models::families::{Gemma3nConfig, GemmaConfig, MistralConfig, QwenConfig};
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles};
 use serde_json::{Value, json};
 
@@ -156,6 +156,64 @@ fn layers_that_cannot_share_are_refused() {
 }
 
 #[test]
+fn heads_of_global_layers_that_contradict_each_other_are_refused() {
+    // Four query heads, two or four of keys; four of keys in dense layers with a window and two in the others.
+    let per_layer = json!({"2": {"head_dim": 12}, "4": {"head_dim": 12}});
+    let odd = json!({"2": {"head_dim": 12, "num_key_value_heads": 3}, "4": {"head_dim": 12, "num_key_value_heads": 3}});
+    let kv_heads = "num_global_key_value_heads";
+    for (name, changes, key, why) in [
+        ("gemma4", json!({kv_heads: 4}), kv_heads, "contradicts the 2 of num_key_value_heads without attention_k_eq_v"),
+        (
+            "gemma4",
+            json!({"per_layer_config": per_layer, kv_heads: 4}),
+            kv_heads,
+            "contradicts the 2 of per_layer_config",
+        ),
+        (
+            "gemma4",
+            json!({"per_layer_config": per_layer, "global_head_dim": 16}),
+            "global_head_dim",
+            "contradicts the 12 of per_layer_config",
+        ),
+        ("gemma4", json!({"per_layer_config": odd}), "per_layer_config", "gives global layers 3 heads of keys"),
+        ("gemma4_dense", json!({kv_heads: 3}), kv_heads, "gives global layers 3 heads of keys"),
+        (
+            "gemma4_dense",
+            json!({"global_head_dim": 7}),
+            "global_head_dim",
+            "gives global layers 2 heads of keys, 7 wide",
+        ),
+    ] {
+        let message = with(name, &changes).unwrap_err();
+        assert!(message.starts_with(&format!("config.json: {key} = ")) && message.contains(why), "{name}: {message}");
+    }
+    let alike = with("gemma4", &json!({"per_layer_config": null, "global_head_dim": null})).unwrap();
+    assert_eq!(alike.other_heads, Some([2, 8]), "null is no layer that differs");
+    // What agrees is no contradiction.
+    for changes in [json!({kv_heads: 2}), json!({"per_layer_config": per_layer, kv_heads: 2})] {
+        assert_eq!(with("gemma4", &changes).unwrap(), with("gemma4", &json!({})).unwrap());
+    }
+}
+
+#[test]
+fn global_layers_of_gemma_4_say_how_they_rotate() {
+    let ropes = |rope_type: Value| {
+        let mut full = json!({"partial_rotary_factor": 0.5, "rope_theta": 10000.0});
+        if !rope_type.is_null() {
+            full["rope_type"] = rope_type;
+        }
+        let local = json!({"rope_theta": 100.0, "rope_type": "default"});
+        with("gemma4", &json!({"rope_parameters": {"full_attention": full, "sliding_attention": local}}))
+    };
+    assert!(ropes(json!("proportional")).is_ok());
+    for (rope_type, why) in [(Value::Null, "is missing; "), (json!("default"), "= \"default\" is not supported; ")] {
+        let message = ropes(rope_type).unwrap_err();
+        let key = "config.json: rope_parameters.full_attention.rope_type ";
+        assert!(message.starts_with(&format!("{key}{why}")), "{message}");
+    }
+}
+
+#[test]
 fn defaults_that_differ_between_versions_are_not_guessed() {
     for (name, keys) in [
         ("gemma2", &["num_key_value_heads", "head_dim", "sliding_window", "query_pre_attn_scalar"][..]),
@@ -178,6 +236,9 @@ fn what_a_family_may_leave_out_has_its_default() {
     assert_eq!(window(mistral), Some(4096), "absent is the family's window");
     let mistral = with("mistral", &json!({"sliding_window": null})).unwrap();
     assert_eq!(window(mistral), None, "null is none");
+    let cap = |config: ModelConfig| config.downcast_ref::<Gemma3nConfig>().expect("is a 3n").final_logit_softcapping;
+    assert_eq!(cap(without("gemma3n", "final_logit_softcapping").unwrap()), Some(30.0), "absent is the family's");
+    assert_eq!(cap(with("gemma3n", &json!({"final_logit_softcapping": null})).unwrap()), None, "null is none");
     assert_eq!(without("gpt2", "n_inner").unwrap().intermediate_size, 128);
     assert_eq!(without("falcon", "ffn_hidden_size").unwrap().intermediate_size, 128);
     assert_eq!(without("falcon", "max_position_embeddings").unwrap().max_position_embeddings, 2048);
