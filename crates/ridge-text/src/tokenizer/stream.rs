@@ -18,6 +18,8 @@ const REPLACEMENT: char = '\u{fffd}';
 const MAX_WINDOW: usize = 32;
 /// What is kept at least of a window that is shortened.
 const KEPT: usize = 8;
+/// An incomplete character has at most three bytes, each of which decoders may show as one replacement.
+const MAX_INCOMPLETE: usize = 3;
 
 /// Decodes ids that come one at a time; made by [`Tokenizer::stream_decoder`].
 ///
@@ -132,8 +134,12 @@ impl StreamDecoder {
     fn shorten(&mut self, text: String) -> Result<String> {
         // Where both sides of a cut make up the text, no character crosses the cut: the halves of one, or of what
         // could have become one, are more replacements than the whole.
-        let cuts = if text.starts_with(&self.shown) { KEPT..self.window.len() } else { 0..0 };
-        for kept in cuts {
+        let Some(tail) = text.strip_prefix(self.shown.as_str()) else {
+            let rest = self.beyond_shown(&text)?;
+            self.settle(text)?;
+            return Ok(rest);
+        };
+        for kept in KEPT..self.window.len() {
             let (before, after) = self.window.split_at(self.window.len() - kept);
             let (before_text, after_text) = (self.decode(before)?, self.decode(after)?);
             if !after_text.is_empty() && text.strip_prefix(&before_text) == Some(&after_text) {
@@ -142,6 +148,16 @@ impl StreamDecoder {
                 (self.window, self.settled) = (after.to_vec(), 0);
                 return Ok(new);
             }
+        }
+        // Every token ends within a character: the rest of one may stand in front.
+        let kept = &self.window[self.window.len() - KEPT..];
+        let kept_text = self.decode(kept)?;
+        if tail.chars().count() <= MAX_INCOMPLETE
+            && let Some(shown) = kept_text.strip_suffix(tail)
+            && !shown.is_empty()
+        {
+            (self.shown, self.window, self.settled) = (shown.to_owned(), kept.to_vec(), 0);
+            return Ok(String::new());
         }
         let rest = self.beyond_shown(&text)?;
         self.settle(text)?;
