@@ -75,6 +75,22 @@ pub enum HubError {
         cache: PathBuf,
     },
 
+    /// Offline, and the file is on a server.
+    #[error("{url}: it is on a server, and HF_HUB_OFFLINE is set; unset it, or download the file and give its path")]
+    OfflineFile {
+        /// What was to be read.
+        url: String,
+    },
+
+    /// The file at a URL is another than at first.
+    #[error(
+        "{url}: the file changed on the server while it was read; read it again from the beginning, or download it first"
+    )]
+    Changed {
+        /// What was read.
+        url: String,
+    },
+
     /// None of the model's files is chosen, or too many are.
     #[error("{model}: {problem}")]
     Selection {

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use ureq::Body;
-use ureq::http::StatusCode;
+use ureq::http::{Response, StatusCode};
 
 use crate::client::{Attempts, Client, Failure};
 use crate::error::{HubError, Result};
@@ -17,6 +17,8 @@ pub struct RangedFile {
     client: Client,
     url: String,
     size: u64,
+    /// Of the first response, if it is a strong one (RFC 9110, section 8.8.1): other bytes have another.
+    etag: Option<String>,
     has_ranges: bool,
 }
 
@@ -25,12 +27,15 @@ impl RangedFile {
     /// sent to its endpoint alone.
     ///
     /// # Errors
-    /// When the server does not have the file, does not say how large it is, or does not answer.
+    /// When the settings are offline, the server does not have the file, does not say how large it is, or does not answer.
     pub fn open(url: &str, settings: &HubSettings) -> Result<Self> {
+        if settings.offline {
+            return Err(HubError::OfflineFile { url: url.to_owned() });
+        }
         let client = Client::new(settings)?;
-        let mut file = Self { client, url: url.to_owned(), size: 0, has_ranges: true };
-        let first = file.ask(0, Some(1))?;
-        (file.size, file.has_ranges) = (first.size, first.has_ranges);
+        let mut file = Self { client, url: url.to_owned(), size: 0, etag: None, has_ranges: true };
+        let first = file.ask_any(0, Some(1))?;
+        (file.size, file.etag, file.has_ranges) = (first.size, first.etag, first.has_ranges);
         Ok(file)
     }
 
@@ -42,7 +47,7 @@ impl RangedFile {
     /// `length` bytes from `start` on.
     ///
     /// # Errors
-    /// When the file has fewer, the server sends no ranges, or does not answer.
+    /// When the file has fewer or is no longer the one that was opened, the server sends no ranges, or does not answer.
     pub fn read(&self, start: u64, length: usize) -> Result<Vec<u8>> {
         let end = start.checked_add(length as u64).filter(|end| *end <= self.size);
         let end =
@@ -78,8 +83,18 @@ impl RangedFile {
         HubError::Answer { url: self.url.clone(), problem }
     }
 
-    /// Asks for `length` bytes, or all, from `start` on, again where that may help.
+    /// Asks for `length` bytes, or all, from `start` on, of the file that was opened.
     fn ask(&self, start: u64, length: Option<u64>) -> Result<Answer> {
+        let answer = self.ask_any(start, length)?;
+        let other_etag = self.etag.as_ref().zip(answer.etag.as_ref()).is_some_and(|(first, now)| first != now);
+        if answer.size != self.size || other_etag {
+            return Err(HubError::Changed { url: self.url.clone() });
+        }
+        Ok(answer)
+    }
+
+    /// Asks again where that may help.
+    fn ask_any(&self, start: u64, length: Option<u64>) -> Result<Answer> {
         let mut attempts = Attempts::of(ATTEMPTS);
         loop {
             match self.try_ask(start, length) {
@@ -92,8 +107,19 @@ impl RangedFile {
     fn try_ask(&self, start: u64, length: Option<u64>) -> Result<Answer, Failure> {
         let end = length.map_or_else(String::new, |length| (start + length.max(1) - 1).to_string());
         let request = self.client.request_url(&self.url).header("range", format!("bytes={start}-{end}"));
-        let response = Client::checked(&self.url, request.call().map_err(Failure::of)?)?;
-        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let response = request.call().map_err(Failure::of)?;
+        let header = |response: &Response<Body>, name: &str| {
+            response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+        };
+        let etag = header(&response, "etag").filter(|etag| etag.starts_with('"'));
+        // An empty file has no range that could be sent.
+        if response.status() == StatusCode::RANGE_NOT_SATISFIABLE
+            && header(&response, "content-range").as_deref() == Some("bytes */0")
+        {
+            return Ok(Answer { size: 0, etag, has_ranges: true, body: response.into_body() });
+        }
+        let response = Client::checked(&self.url, response)?;
+        let header = |name: &str| header(&response, name);
         let lasting = |problem: &str| Failure::Lasting(self.wrong(problem.to_owned()));
         if response.status() != StatusCode::PARTIAL_CONTENT {
             let size = header("content-length").and_then(|size| size.parse().ok());
@@ -102,14 +128,14 @@ impl RangedFile {
             if start > 0 {
                 return Err(lasting("the server does not send ranges of bytes; download the file first"));
             }
-            return Ok(Answer { size, has_ranges: false, body: response.into_body() });
+            return Ok(Answer { size, etag, has_ranges: false, body: response.into_body() });
         }
         let range = header("content-range").and_then(|range| {
             let (place, size) = range.strip_prefix("bytes ")?.split_once('/')?;
             Some((place.split_once('-')?.0.parse::<u64>().ok()?, size.parse().ok()?))
         });
         match range {
-            Some((at, size)) if at == start => Ok(Answer { size, has_ranges: true, body: response.into_body() }),
+            Some((at, size)) if at == start => Ok(Answer { size, etag, has_ranges: true, body: response.into_body() }),
             _ => Err(lasting(&format!("bytes from {start} on were requested, but the response has another range"))),
         }
     }
@@ -117,6 +143,7 @@ impl RangedFile {
 
 struct Answer {
     size: u64,
+    etag: Option<String>,
     has_ranges: bool,
     body: Body,
 }

@@ -92,6 +92,11 @@ impl HubServer {
         lock(&self.state).faults = faults;
     }
 
+    /// Puts a file in the place of the one of this path, if there is one.
+    pub fn put(&self, path: &str, content: Vec<u8>) {
+        lock(&self.state).files.insert(path.to_owned(), content);
+    }
+
     /// The requests so far.
     pub fn seen(&self) -> Vec<SeenRequest> {
         lock(&self.state).seen.clone()
@@ -214,6 +219,7 @@ fn content_reply(state: &mut State, mut content: Vec<u8>, seen: &SeenRequest) ->
         content[LARGE / 2] ^= 1;
     }
     let size = content.len();
+    let etag = ("etag", format!("\"{}\"", blob_id(&content)));
     let range = seen.range.as_deref().and_then(|range| {
         let (start, last) = range.strip_prefix("bytes=")?.split_once('-')?;
         Some((start.parse().ok()?, last.parse().unwrap_or(usize::MAX)))
@@ -227,9 +233,13 @@ fn content_reply(state: &mut State, mut content: Vec<u8>, seen: &SeenRequest) ->
                 ..Reply::new("206 Partial Content", content.split_off(start))
             }
         }
-        Some(_) => Reply::new("416 Range Not Satisfiable", ""),
+        Some(_) => Reply {
+            headers: vec![("content-range", format!("bytes */{size}"))],
+            ..Reply::new("416 Range Not Satisfiable", "")
+        },
         None => Reply::new("200 OK", content),
     };
+    reply.headers.push(etag);
     reply.cut_after = faults.cut_after.unwrap_or(usize::MAX);
     reply
 }

@@ -74,7 +74,7 @@ impl PreparedStep {
         };
         let graph = built(0.0)?;
         let trained = if settings.train.z_loss > 0.0 { built(settings.train.z_loss)? } else { graph.clone() };
-        let tokens = settings.train.batch_size * length;
+        let [tokens, _] = extents(&settings)?;
         let (trained, experts) = routed(trained, &settings.experts, config.model_type(), tokens)?;
         let mut kept = vec!["loss_sum", "target_count"];
         if !experts.is_empty() {
@@ -108,7 +108,7 @@ impl PreparedStep {
         let experts = self.experts.first().map(|layer| [self.experts.len(), layer.experts]);
         let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
         let fp8_history = train.fp8_history;
-        let bindings = self.bindings();
+        let bindings = self.bindings()?;
         let offload = train.offload.has_activations().then_some(&bindings);
         let plan = StepPlan { graph, updates, precision, parts, ema, experts, fp8_history, recompute, offload };
         Ok(plan.schedule()?)
@@ -156,12 +156,12 @@ impl PreparedStep {
     }
 
     /// The extents of a micro-batch.
-    pub fn bindings(&self) -> Bindings {
-        let tokens = self.settings.train.batch_size * self.settings.data.sequence_length;
-        let length = self.settings.data.sequence_length;
-        // Each token sees itself and those before it.
-        let pairs = self.settings.train.batch_size * length * (length + 1) / 2;
-        training_bindings(&self.graph, tokens, pairs)
+    ///
+    /// # Errors
+    /// When they cannot be counted.
+    pub fn bindings(&self) -> Result<Bindings> {
+        let [tokens, pairs] = extents(&self.settings)?;
+        Ok(training_bindings(&self.graph, tokens, pairs))
     }
 
     /// Elements of the weights that are trained.
@@ -226,7 +226,7 @@ impl PreparedStep {
     }
 
     fn memory_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<MemoryBytes> {
-        let bindings = self.bindings();
+        let bindings = self.bindings()?;
         let mut all = schedule.clone();
         let (graph, outputs) = (self.graph.clone(), EVALUATED.to_vec());
         all.stages.push(Stage { name: "evaluate", graph, outputs, times: Times::Once });
@@ -243,7 +243,7 @@ impl PreparedStep {
     pub fn snapshot(&self, programs: &ProgramCache) -> Result<MemorySnapshot> {
         let Some(stage) = self.schedule.stages.first() else { return Ok(MemorySnapshot::default()) };
         let program = programs.get(&stage.graph, &stage.outputs)?;
-        let (lowered, bindings) = (program.graph(), self.bindings());
+        let (lowered, bindings) = (program.graph(), self.bindings()?);
         Ok(memory_snapshot(lowered, &plan(lowered, &bindings)?, &bindings)?)
     }
 
@@ -264,17 +264,40 @@ impl PreparedStep {
     pub fn stored(&self) -> Result<Vec<StoredKind>> {
         let mut kinds: BTreeMap<(String, DType), u64> = BTreeMap::new();
         let mut seen = HashSet::new();
+        let bindings = self.bindings()?;
         let args = self.schedule.stages.iter().flat_map(|stage| &stage.graph.main().args);
         for arg in args.filter(|arg| matches!(arg.role, Role::Weight | Role::State) && seen.insert(&*arg.name)) {
             let of = |update: &WeightUpdate| arg.name.strip_suffix(update.name.as_str()).map(str::to_owned);
             let kind = self.updates.iter().find_map(of).unwrap_or_else(|| "other".to_owned());
             let kind = if kind.is_empty() { "weights".to_owned() } else { kind.trim_end_matches('.').to_owned() };
-            let bytes = arg.ty.bytes().eval(&self.bindings()).map_err(ridge_runtime::RuntimeError::from)?;
+            let bytes = arg.ty.bytes().eval(&bindings).map_err(ridge_runtime::RuntimeError::from)?;
             *kinds.entry((kind, arg.ty.dtype)).or_default() += u64::try_from(bytes).unwrap_or(u64::MAX);
         }
         Ok(kinds.into_iter().map(|((kind, dtype), bytes)| StoredKind { kind, dtype, bytes }).collect())
     }
 }
+
+/// Tokens of a micro-batch, and pairs of a token and one that it sees.
+fn extents(settings: &Settings) -> Result<[usize; 2]> {
+    let (sequences, length) = (settings.train.batch_size, settings.data.sequence_length);
+    // Each token sees itself and those before it.
+    let of_sequence = length as u128 * (length as u128 + 1) / 2;
+    let extents = [length as u128, of_sequence].map(|of_one| of_one.checked_mul(sequences as u128));
+    let counted = |count: Option<u128>, max: usize| usize::try_from(count?).ok().filter(|count| *count <= max);
+    match (counted(extents[0], MAX_TOKENS), counted(extents[1], MAX_PAIRS)) {
+        (Some(tokens), Some(pairs)) => Ok([tokens, pairs]),
+        _ => {
+            let why =
+                format!("is too many sequences of {length} tokens for a micro-batch; lower it or data.sequence_length");
+            Err(TrainError::setting("train.batch_size", sequences, why))
+        }
+    }
+}
+
+/// Tokens of a micro-batch: bytes of values with an element for each and each token of a vocabulary can be counted.
+const MAX_TOKENS: usize = 1 << 40;
+/// Pairs of tokens of a micro-batch: one sequence of 20 million tokens has fewer.
+const MAX_PAIRS: usize = 1 << 48;
 
 /// The output of the training graph that losses are measured by.
 pub(crate) const EVALUATED: [&str; 1] = ["loss_sum"];

@@ -123,7 +123,8 @@ impl Run {
         let folder = checkpoints_of(&prepared.step.settings.checkpoint.folder);
         let writer = CheckpointWriter::new(folder, prepared.step.settings.checkpoint.clone(), None);
         // The backward pass has two products for each of the forward pass.
-        let forward = prepared.step.graph.cost().matrix_flops.eval(&prepared.step.bindings()).ok();
+        let bindings = prepared.step.bindings().ok();
+        let forward = bindings.and_then(|bindings| prepared.step.graph.cost().matrix_flops.eval(&bindings).ok());
         let flops = forward.map(|forward| 3.0 * forward as f64 * prepared.step.settings.train.accumulation as f64);
         let peak = trainer.session().backend().kernels().first().map(|kernel| kernel.target.flops_per_second);
         let step = trainer.progress().step;

@@ -92,7 +92,7 @@ impl Trainer {
             }
             None => load_initial(&mut session, &prepared, &kept)?,
         }
-        let bindings = prepared.step.bindings();
+        let bindings = prepared.step.bindings()?;
         let schedule = prepared.step.schedule.bind(&mut session, &bindings)?;
         let evaluate = session.compile(&prepared.step.graph, &EVALUATED)?.bucket(&bindings)?;
         let parts = vec![Batch::default(); settings.train.accumulation];

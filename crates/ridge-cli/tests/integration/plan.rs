@@ -330,8 +330,38 @@ fn training_by_ridge_on_one_gpu_is_planned_by_its_compiled_programs() {
     // As one run has it: an H100 needs the host.
     let small = json("plan train Meta-Llama-3.1-8B.json --gpus 1 --batch 1 --seq 8192 --software ridge --json");
     assert!(["optimizer", "all"].contains(&small["best"]["offload"].as_str().unwrap()), "{small}");
-    let refused = ridge("plan train Meta-Llama-3.1-8B.json --gpus 1 --tp 2 --software ridge");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is one GPU"), "{refused:?}");
+    let model = "plan train Meta-Llama-3.1-8B.json --gpus 1 --software ridge";
+    for (with, wanted) in [
+        ("--tp 2", "is one GPU"),
+        ("--top 3", "--top"),
+        ("--recompute products", "give none or full"),
+        ("--batch 1000000 --micro-batch 1000000 --seq 131072", "is too many sequences of 131072 tokens"),
+    ] {
+        let refused = ridge(&format!("{model} {with}"));
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(wanted), "{with}: {said}");
+    }
+}
+
+#[test]
+fn a_run_of_ridge_on_one_gpu_takes_the_time_and_money_of_its_steps() {
+    let plan = |with: &str| {
+        let of = "plan train Meta-Llama-3.1-8B.json --device H200 --gpus 1 --batch 1 --seq 2048 --software ridge";
+        json(&format!("{of} --tokens 1B --price 2.5 {with} --json"))
+    };
+    let number = |value: &Value| value.as_f64().unwrap();
+    let own = plan("--recompute full");
+    let choices = own["choices"].as_array().unwrap();
+    assert!(choices.len() == 4 && choices.iter().all(|choice| choice["recomputation"] == "full"), "{own}");
+    let days = number(&own["best"]["seconds"]) * 1e9 / 2048.0 / 86400.0;
+    let run = &own["run"];
+    assert!(
+        (number(&run["days"]) / days - 1.0).abs() < 1e-9 && run["days_with_failures"].as_f64() > Some(days),
+        "{run}"
+    );
+    assert!((number(&run["dollars"]) / (24.0 * 2.5 * number(&run["days_with_failures"])) - 1.0).abs() < 1e-9, "{run}");
+    let failing = plan("--recompute full --gpu-mtbf 100 --checkpoint 300");
+    assert!(number(&failing["run"]["dollars"]) > 1.03 * number(&run["dollars"]), "{failing}");
 }
 
 #[test]

@@ -52,17 +52,32 @@ fn ending(path: &Path) -> (Option<String>, Compression) {
     (lower(Path::new(path.file_stem().unwrap_or_default())), compression)
 }
 
+/// The path of a compressed file without its compression.
+fn decompressed(path: &Path) -> PathBuf {
+    let is_archive = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("tgz"));
+    path.with_extension(if is_archive { "tar" } else { "" })
+}
+
 /// The files that `path` names: itself, which may be a URL, or of a folder all files of documents and tokens in it and below, by name. A dataset
-/// as the Hugging Face Hub has it is such a folder.
+/// as the Hugging Face Hub has it is such a folder. Of a file that a folder has plain and compressed, the plain one is taken; compressed files of
+/// tokens are left out.
 ///
 /// # Errors
-/// When it is not there, or a folder has none.
+/// When it is not there, a folder has none, or it is a file of tokens that is compressed or on a server.
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if is_remote(path) {
+        if FileKind::of(path) == FileKind::Tokens {
+            let remedy = "download the file and give its path";
+            return Err(TrainError::path(path, "token files are mapped, and this one is on a server", remedy));
+        }
         return Ok(vec![path.to_owned()]);
     }
     let metadata = std::fs::metadata(path).map_err(|cause| io_error(path, "open the data", &cause))?;
     if !metadata.is_dir() {
+        if FileKind::of(path) == FileKind::Tokens && ending(path).1 != Compression::None {
+            let remedy = "decompress it and give the path of that";
+            return Err(TrainError::path(path, "token files are mapped, and this one is compressed", remedy));
+        }
         return Ok(vec![path.to_owned()]);
     }
     let mut found = Vec::new();
@@ -89,7 +104,11 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let known = ["txt", "md", "jsonl", "ndjson", "parquet", "tar", "mds", "bin"];
         if path.is_dir() {
             walk(&path, found)?;
-        } else if ending(&path).0.is_some_and(|e| known.contains(&&*e)) {
+            continue;
+        }
+        let (Some(ending), compression) = ending(&path) else { continue };
+        let left_out = compression != Compression::None && (ending == "bin" || decompressed(&path).is_file());
+        if known.contains(&&*ending) && !left_out {
             found.push(path);
         }
     }
@@ -269,16 +288,92 @@ mod tests {
             ("a.tar.zst", zstd(&fixture("samples.tar"))),
             ("a.tgz", gzip(&fixture("samples.tar"))),
             ("shard.00000.mds.zstd", zstd(&fixture("shard.mds"))),
+            ("a.parquet.gz", gzip(&fixture("none.parquet"))),
+            ("a.parquet.zst", zstd(&fixture("snappy.parquet"))),
         ] {
             assert_eq!(texts(&write(name, &bytes)).unwrap_or_else(|e| panic!("{name}: {e}")), samples, "{name}");
         }
         assert_eq!(texts(&write("a.txt.zst", &zstd(b"one text"))).expect("reads"), ["one text"]);
-        assert_eq!(files_of(dir.path()).expect("has some").len(), 10);
         let whole = zstd(&plain);
         for bytes in [&whole[..whole.len() / 2], &plain[..]] {
             let refused = texts(&write("broken.jsonl.zst", bytes)).expect_err("is no whole frame").to_string();
             assert!(refused.contains("broken.jsonl.zst") && refused.contains("read the text"), "{refused}");
         }
+    }
+
+    #[test]
+    fn folders_give_a_file_once_and_compressed_tokens_are_refused() {
+        let dir = tempfile::tempdir().expect("is made");
+        for name in
+            ["a.jsonl", "a.jsonl.zst", "b.jsonl.gz", "c.tar", "c.tgz", "c.tar.gz", "d.tgz", "e.bin", "e.bin.zst"]
+        {
+            std::fs::write(dir.path().join(name), b"x").expect("writes");
+        }
+        for name in ["shard.00000.mds", "shard.00000.mds.zstd", "x.bin.gz"] {
+            std::fs::write(dir.path().join(name), b"x").expect("writes");
+        }
+        let found = files_of(dir.path()).expect("has some");
+        let names: Vec<_> = found.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+        assert_eq!(names, ["a.jsonl", "b.jsonl.gz", "c.tar", "d.tgz", "e.bin", "shard.00000.mds"]);
+        // What is named is taken, whatever is beside it.
+        assert_eq!(files_of(&dir.path().join("a.jsonl.zst")).expect("is one").len(), 1);
+        for (path, wanted) in [
+            (dir.path().join("x.bin.gz"), "this one is compressed; decompress it"),
+            (dir.path().join("e.bin.zst"), "this one is compressed; decompress it"),
+            ("https://localhost/x.bin?download=true".into(), "this one is on a server; download the file"),
+            ("https://localhost/x.bin.zst".into(), "this one is on a server; download the file"),
+        ] {
+            let refused = files_of(&path).expect_err("is refused").to_string();
+            assert!(refused.contains(path.to_str().expect("is text")) && refused.contains(wanted), "{refused}");
+        }
+    }
+
+    /// A table of three columns of 200 texts in each of two groups, with pages of a few, and the bytes of the texts of one column.
+    fn large_table() -> (Vec<u8>, usize) {
+        use parquet::data_type::{ByteArray, ByteArrayType};
+        use parquet::file::{properties::WriterProperties, writer::SerializedFileWriter};
+        let columns = ["before", "text", "behind"].map(|name| format!("required binary {name} (UTF8);")).concat();
+        let schema = parquet::schema::parser::parse_message_type(&format!("message table {{ {columns} }}"));
+        let properties = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_data_page_size_limit(40_000)
+            .set_write_batch_size(1)
+            .build();
+        let texts: Vec<ByteArray> = (0..200).map(|i| format!("{i:08000}").into_bytes().into()).collect();
+        let mut table =
+            SerializedFileWriter::new(Vec::new(), schema.expect("is one").into(), properties.into()).expect("begins");
+        for _ in 0..2 {
+            let mut group = table.next_row_group().expect("begins");
+            while let Some(mut column) = group.next_column().expect("begins") {
+                column.typed::<ByteArrayType>().write_batch(&texts, None, None).expect("writes");
+                column.close().expect("ends");
+            }
+            group.close().expect("ends");
+        }
+        (table.into_inner().expect("ends"), 2 * 200 * 8000)
+    }
+
+    #[test]
+    fn of_a_table_on_a_server_one_column_is_requested_once() {
+        use ridge_testing::{HubFaults, HubServer};
+        let (table, of_texts) = large_table();
+        let server = HubServer::start("org/data", [("t.parquet".to_owned(), table)], HubFaults::default());
+        let found =
+            texts(Path::new(&format!("{}/storage/t.parquet", server.endpoint()))).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((found.len(), &*found[399]), (400, &*format!("{:08000}", 199)));
+        let requested: Vec<usize> = server
+            .seen()
+            .into_iter()
+            .filter_map(|request| {
+                let range = request.range?;
+                let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+                Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?)
+            })
+            .collect();
+        let all: usize = requested.iter().sum();
+        println!("{all} bytes of {of_texts} in {requested:?}");
+        assert!(all > of_texts && all < of_texts + of_texts / 50, "{all} bytes of {of_texts}: {requested:?}");
+        assert!(requested.len() < 12, "{requested:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf as _, Bytes};
 use flate2::read::MultiGzDecoder;
@@ -50,12 +50,18 @@ impl Source {
         let stored = match path.to_str().filter(|_| is_remote(path)) {
             Some(url) => {
                 let opened = HubSettings::from_environment().and_then(|settings| RangedFile::open(url, &settings));
-                let remedy = "check the address, or download the file and give its path";
-                let problem = |error| match error {
-                    HubError::Request { problem, .. } | HubError::Answer { problem, .. } => problem,
-                    error => error.to_string(),
+                let failed = |error| {
+                    let problem = match error {
+                        HubError::OfflineFile { .. } => {
+                            let remedy = "unset it, or download the file and give its path";
+                            return TrainError::path(path, "it is on a server, and HF_HUB_OFFLINE is set", remedy);
+                        }
+                        HubError::Request { problem, .. } | HubError::Answer { problem, .. } => problem,
+                        error => error.to_string(),
+                    };
+                    TrainError::path(path, problem, "check the address, or download the file and give its path")
                 };
-                Stored::Remote(Arc::new(opened.map_err(|error| TrainError::path(path, problem(error), remedy))?))
+                Stored::Remote(Arc::new(opened.map_err(failed)?))
             }
             None => {
                 let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the text", &cause))?;
@@ -107,46 +113,120 @@ impl Source {
         Ok(whole.into())
     }
 
-    /// What reads parts of it, if it is not compressed as a whole.
-    pub(super) fn parts(&self) -> SourceParts {
-        SourceParts(self.stored.clone())
+    /// What reads parts of it. A file that is compressed as a whole is decompressed into memory for that.
+    ///
+    /// # Errors
+    /// When it cannot be decompressed.
+    pub(super) fn parts(&self) -> io::Result<SourceParts> {
+        let stored = match self.compression {
+            Compression::None => self.stored.clone(),
+            Compression::Zstd | Compression::Gzip => Stored::Here(self.whole()?),
+        };
+        let window = Window { start: 0, bytes: Bytes::new(), end: u64::MAX };
+        Ok(SourceParts { stored, window: Arc::new(Mutex::new(window)) })
     }
 }
 
-/// Reads parts of a file: of one on a server, those that are asked for alone.
-pub(super) struct SourceParts(Stored);
+/// Reads parts of a file. Of one on a server it requests the bytes that are read and, up to [`PART`] at a time, those behind
+/// them; the last it received are kept, so that what is read in order is requested once.
+#[derive(Clone)]
+pub(super) struct SourceParts {
+    stored: Stored,
+    window: Arc<Mutex<Window>>,
+}
 
-/// A file on a server is read by this many bytes at a time where the end is not known.
+/// What was last received of a file on a server.
+struct Window {
+    start: u64,
+    bytes: Bytes,
+    /// Nothing from here on is requested before it is read.
+    end: u64,
+}
+
+impl Window {
+    /// Those bytes of it that are at `start`, and behind.
+    fn behind(&self, start: u64) -> Bytes {
+        let at = start.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
+        at.filter(|at| *at < self.bytes.len()).map_or_else(Bytes::new, |at| self.bytes.slice(at..))
+    }
+}
+
+/// Bytes that are requested at once of what is read in order.
 const PART: u64 = 1 << 20;
+
+impl SourceParts {
+    /// Next is read what is before `end`.
+    pub(super) fn expect_until(&self, end: u64) {
+        self.window().end = end;
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At least `length` bytes at `start`.
+    fn received(&self, file: &RangedFile, start: u64, length: usize) -> Result<Bytes, HubError> {
+        let mut window = self.window();
+        let kept = window.behind(start);
+        if kept.len() >= length {
+            return Ok(kept);
+        }
+        let (at, lacking) = (start.saturating_add(kept.len() as u64), length - kept.len());
+        let ahead = window.end.min(file.size()).saturating_sub(at).min(PART);
+        let more = file.read(at, lacking.max(usize::try_from(ahead).unwrap_or(0)))?;
+        let bytes = if kept.is_empty() { more.into() } else { Bytes::from([&kept[..], &more].concat()) };
+        (window.start, window.bytes) = (start, bytes.clone());
+        Ok(bytes)
+    }
+}
 
 impl Length for SourceParts {
     fn len(&self) -> u64 {
-        match &self.0 {
+        match &self.stored {
             Stored::Here(bytes) => bytes.len() as u64,
             Stored::Remote(file) => file.size(),
         }
     }
 }
 
+/// Reads from a position on. Nothing is requested before it is read.
+pub(super) struct PartReader {
+    parts: SourceParts,
+    at: u64,
+    received: Bytes,
+}
+
+impl Read for PartReader {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if self.received.is_empty() && self.at < self.parts.len() && !to.is_empty() {
+            self.received = match &self.parts.stored {
+                Stored::Here(bytes) => bytes.slice(usize::try_from(self.at).map_err(io::Error::other)?..),
+                Stored::Remote(file) => self.parts.received(file, self.at, 1).map_err(io::Error::other)?,
+            };
+        }
+        let length = self.received.len().min(to.len());
+        self.received.copy_to_slice(&mut to[..length]);
+        self.at += length as u64;
+        Ok(length)
+    }
+}
+
 impl ChunkReader for SourceParts {
-    type T = Box<dyn Read>;
+    type T = PartReader;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let length = self.len().saturating_sub(start);
-        let length = if matches!(self.0, Stored::Here(_)) { length } else { length.min(PART) };
-        Ok(Box::new(self.get_bytes(start, usize::try_from(length).unwrap_or(usize::MAX))?.reader()))
+        Ok(PartReader { parts: self.clone(), at: start, received: Bytes::new() })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        match &self.0 {
-            Stored::Here(bytes) => {
-                let part = usize::try_from(start).ok().and_then(|start| Some((start, start.checked_add(length)?)));
-                let part = part.filter(|(_, end)| *end <= bytes.len());
-                let (start, end) = part.ok_or_else(|| ParquetError::EOF(format!("{length} bytes at {start}")))?;
-                Ok(bytes.slice(start..end))
-            }
+        let end = start.checked_add(length as u64).filter(|end| *end <= self.len());
+        let end = end.ok_or_else(|| ParquetError::EOF(format!("{length} bytes at {start}")))?;
+        match &self.stored {
+            // Both are within what is in memory.
+            Stored::Here(bytes) => Ok(bytes.slice(start as usize..end as usize)),
             Stored::Remote(file) => {
-                Ok(file.read(start, length).map_err(|e| ParquetError::External(Box::new(e)))?.into())
+                let received = self.received(file, start, length);
+                Ok(received.map_err(|error| ParquetError::External(Box::new(error)))?.slice(..length))
             }
         }
     }

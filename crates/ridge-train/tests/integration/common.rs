@@ -28,6 +28,14 @@ pub(crate) fn folder() -> tempfile::TempDir {
     dir
 }
 
+/// Adds `deep.json` and `deep_gpt2.json`: the same models with `layers` layers.
+pub(crate) fn deep(dir: &Path, layers: usize) {
+    for (model, deep, key) in [(LLAMA, "deep.json", "num_hidden_layers"), (GPT2, "deep_gpt2.json", "n_layer")] {
+        let text = model.replace(&format!("\"{key}\": 2"), &format!("\"{key}\": {layers}"));
+        std::fs::write(dir.join(deep), text).expect("writes");
+    }
+}
+
 /// Settings of a run of the model `model` in `dir`, with these keys.
 pub(crate) fn settings(dir: &Path, model: &str, keys: &[(&str, &str)]) -> Settings {
     let text = format!(

@@ -3,22 +3,24 @@
 use ridge_runtime::{MemoryBytes, MemoryOwner, MemorySnapshot, ProgramCache};
 use ridge_train::{Prepared, Trainer};
 
-use crate::common::{cpu, folder, settings};
+use crate::common::{cpu, deep, folder, settings};
 
 #[test]
 fn a_run_allocates_what_was_predicted() {
-    let cases: [(&str, &[(&str, &str)]); 8] = [
+    let cases: [(&str, &[(&str, &str)]); 9] = [
         ("llama.json", &[]),
         ("gpt2.json", &[("train.precision", "bf16"), ("train.accumulation", "3")]),
         ("llama.json", &[("train.precision", "bf16_kahan"), ("optimizer.ema", "0.9")]),
         ("llama.json", &[("train.recomputation", "full"), ("train.batch_size", "16")]),
         ("llama.json", &[("train.offload", "optimizer"), ("train.precision", "bf16"), ("optimizer.ema", "0.9")]),
-        ("gpt2.json", &[("train.offload", "all"), ("train.batch_size", "16")]),
+        ("deep_gpt2.json", &[("train.offload", "all"), ("train.batch_size", "16")]),
+        ("deep.json", &[("train.offload", "activations"), ("train.precision", "bf16"), ("train.accumulation", "2")]),
         ("gpt2.json", &[("optimizer.name", "adafactor"), ("model.dropout", "0.1")]),
         ("llama.json", &[("train.fp8", "delayed"), ("train.precision", "bf16"), ("optimizer.name", "adamw8bit")]),
     ];
     for (model, keys) in cases {
         let dir = folder();
+        deep(dir.path(), 8);
         let settings = settings(dir.path(), model, keys);
         let prepared = Prepared::new(settings).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
         let backend = cpu(2);
@@ -40,6 +42,11 @@ fn a_run_allocates_what_was_predicted() {
         let on_host = (usage.live.on_host(), predicted.on_host());
         assert_eq!(on_host.0, on_host.1, "{model} {keys:?}: in memory of the host");
         assert_eq!(on_host.0 > 0, keys.iter().any(|(key, _)| *key == "train.offload"), "{model} {keys:?}");
+        let has_activations = model.starts_with("deep");
+        for (what, bytes) in [("predicted", &predicted), ("allocated", &usage.live)] {
+            let activations = bytes.get(MemoryOwner::HostWorkspace);
+            assert_eq!(activations > 0, has_activations, "{model} {keys:?}: {what} {activations}");
+        }
         let predicted = predicted.on_device();
         for (what, bytes) in [("live", live), ("peak", peak)] {
             let off = bytes as f64 / predicted as f64 - 1.0;
@@ -47,13 +54,6 @@ fn a_run_allocates_what_was_predicted() {
             assert!(off.abs() < 0.01, "{model} {keys:?}: predicted {predicted}, {what} {bytes}: {usage:?}");
         }
     }
-}
-
-/// A model of `layers` layers of the llama of these tests.
-fn deep(dir: &std::path::Path, layers: usize) {
-    let text = std::fs::read_to_string(dir.join("llama.json")).expect("reads");
-    let deep = text.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
-    std::fs::write(dir.join("deep.json"), deep).expect("writes");
 }
 
 /// Losses of a few steps, what is allocated on the device and on the host, and the snapshot of a micro-batch.

@@ -36,7 +36,7 @@ fn changes(dir: &Path, width: usize, base: usize) -> [f64; 2] {
     ];
     let prepared = Prepared::new(settings(dir, &model, &keys)).unwrap_or_else(|e| panic!("{e}"));
     let graph = prepared.step.graph.clone();
-    let bindings = prepared.step.bindings();
+    let bindings = prepared.step.bindings().unwrap_or_else(|e| panic!("{e}"));
     let mut trainer = Trainer::new(prepared, cpu(2), None).unwrap_or_else(|e| panic!("{e}"));
     let outputs = ["hidden", "all_logits"];
     let mut bucket =

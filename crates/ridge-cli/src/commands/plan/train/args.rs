@@ -70,9 +70,9 @@ pub(crate) struct PlanTrainArgs {
     #[arg(long, value_name = "S", value_parser = amount::<1_000_000_000>, default_value = "30")]
     pub(super) checkpoint: f64,
 
-    /// Number of layouts to show
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole::<usize, 1, 10_000>)]
-    pub(super) top: usize,
+    /// Number of layouts to show [default: 8]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 10_000>)]
+    pub(super) top: Option<usize>,
 
     #[command(flatten)]
     pub(super) page: PageArgs,
@@ -114,6 +114,12 @@ pub(super) struct LayoutArgs {
 fn recompute(typed: &str) -> Result<Recompute, String> {
     let found = Recompute::ALL.into_iter().find(|r| r.to_string() == typed);
     found.ok_or_else(|| "must be none, attention, products or full".to_owned())
+}
+
+impl PlanTrainArgs {
+    pub(super) fn top(&self) -> usize {
+        self.top.unwrap_or(8)
+    }
 }
 
 impl LayoutArgs {

@@ -1,6 +1,7 @@
 //! `ridge plan train`: time and memory of a training step in a given layout or in the best one, and the cost of a run.
 
 mod args;
+mod cost;
 mod one_gpu;
 mod tables;
 
@@ -11,10 +12,11 @@ use ridge_plan::ledger::{training, training_stages};
 use ridge_plan::plot::{Axis, Bar, Bars, Chart, ChartPoint, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::search::{LayoutCandidate, SearchResult, SearchSpace, judge, pareto, search};
-use ridge_plan::train::{StateBytes, TrainingRun, Workload, checkpointing, chinchilla};
+use ridge_plan::train::{StateBytes, TrainingRun, Workload, checkpointing};
 use serde_json::json;
 
 pub(crate) use self::args::PlanTrainArgs;
+use self::cost::{RESTART, answer, checkpoints, given_of_failures, optimal, optimal_json, run_of};
 use self::tables::{by_recompute, formulas, parts, stages_table, step_table, with_room};
 use super::page::{Page, PageBlock, PageTable, ledger_bar, seconds};
 use super::target::{sources, sources_json};
@@ -61,18 +63,17 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     let best = found.ranked.first().copied();
     let usable = machine.memory * space.utilisation;
     let fit = found.ranked.iter().filter(|c| c.bytes <= usable).count();
-    let run = best.map(|b| run_of(args, &b));
-    let optimal = args.tokens.map(|tokens| chinchilla(6.0 * reading.active() * tokens));
+    let run = best.map(|b| run_of(args, b.step.tokens_per_second));
+    let optimal = optimal(args, &reading);
     let json = {
-        let ranked: Vec<_> = found.ranked.iter().take(args.top).collect();
+        let ranked: Vec<_> = found.ranked.iter().take(args.top()).collect();
         json!({
             "model": reading.family, "parameters": reading.parameters, "device": machine.name, "work": work,
             "seen": found.seen, "fit": fit, "ranked": ranked, "rejected": found.rejected,
-            "pareto": pareto(&found.ranked).iter().take(args.top).collect::<Vec<_>>(),
+            "pareto": pareto(&found.ranked).iter().take(args.top()).collect::<Vec<_>>(),
             "ledger": best.map(|b| training(&reading, &b.layout, &work)),
             "ledger_of_stages": best.map(|b| training_stages(&reading, &b.layout, &work)),
-            "run": run, "checkpoints": best.map(|_| checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART)),
-            "compute_optimal": optimal.map(|(parameters, tokens)| json!({ "parameters": parameters, "tokens": tokens })),
+            "run": run, "checkpoints": best.map(|_| checkpoints(args)), "compute_optimal": optimal_json(optimal),
             "sources": sources_json(&machine),
         })
     };
@@ -87,7 +88,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         grouped(fit as u64)
     );
     let mut table = PageTable::with_head("", ["layout", "step", "tokens/s", "MFU", "HFU", "memory"]);
-    for c in found.ranked.iter().take(args.top) {
+    for c in found.ranked.iter().take(args.top()) {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let rate = grouped(c.step.tokens_per_second as u64);
         let memory = Bytes(c.bytes as u64).to_string();
@@ -154,59 +155,10 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     }
     page.given("data-parallel communication", "overlapped where possible", "set");
     page.given("usable share of the device's memory", space.utilisation, "set: the rest is margin");
-    page.given("hours between failures of a GPU", args.gpu_mtbf, "--gpu-mtbf");
-    page.given(
-        "seconds of a checkpoint, and of a restart",
-        format!("{}, {RESTART}", args.checkpoint),
-        "--checkpoint; set",
-    );
+    given_of_failures(&mut page, args);
     page.assume(&machine);
     args.page.show(&page)?;
     if fit == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
-}
-
-/// Seconds from a failure until training continues.
-const RESTART: f64 = 300.0;
-
-fn answer(args: &PlanTrainArgs, run: &TrainingRun, optimal: Option<(f64, f64)>) -> String {
-    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
-    let (between, interval) = (seconds(3600.0 * saves.mtbf_hours), seconds(saves.interval_seconds));
-    let restart = seconds(RESTART);
-    let mut text = if saves.overhead.is_finite() {
-        format!(
-            "one failure per {between}; the optimal checkpoint interval is {interval}: failures and checkpoints add {:.1} % to the time, including a restart of {restart} per failure\n",
-            100.0 * saves.overhead
-        )
-    } else {
-        format!(
-            "one failure per {between}: less than a restart of {restart} plus {interval} to the next checkpoint, so the run makes no progress\n"
-        )
-    };
-    if args.tokens.is_some() && !saves.overhead.is_finite() {
-        text += &format!("{:.1} days without failures\n", run.days);
-    } else if args.tokens.is_some() {
-        text += &format!(
-            "{:.1} days, {:.1} with failures: {} GPU hours",
-            run.days,
-            run.days_with_failures,
-            grouped(run.gpu_hours as u64)
-        );
-        text += &args.price.map_or(String::from("; --price gives dollars\n"), |_| {
-            format!(", {} dollars\n", grouped(run.dollars as u64))
-        });
-    }
-    if let Some((parameters, tokens)) = optimal {
-        text += &format!(
-            "compute-optimal for the same FLOPs: {parameters:.3e} parameters and {tokens:.3e} tokens (Hoffmann et al. 2022)"
-        );
-    }
-    text
-}
-
-fn run_of(args: &PlanTrainArgs, best: &LayoutCandidate) -> TrainingRun {
-    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
-    let tokens = args.tokens.unwrap_or(0.0);
-    TrainingRun::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
 }
 
 /// Maximum step time of the layouts in a figure, relative to the fastest.
@@ -248,7 +200,7 @@ fn panels(
         chart.series.push(Series { name: "Pareto front".into(), points, style: Style::Both });
         panels.push(chart.into());
     }
-    let top: Vec<&LayoutCandidate> = found.ranked.iter().take(args.top.min(8)).collect();
+    let top: Vec<&LayoutCandidate> = found.ranked.iter().take(args.top().min(8)).collect();
     let limit = Some((machine.name.clone(), machine.memory));
     let bars = top.iter().map(|c| ledger_bar(c.layout.to_string(), &training(reading, &c.layout, work))).collect();
     let axis = || Axis::linear("memory", Unit::Bytes);

@@ -16,6 +16,7 @@ use ridge_runtime::{Backend, MemoryOwner};
 use serde_json::{Value, json};
 
 use super::args::PlanTrainArgs;
+use super::cost::{answer, checkpoints, given_of_failures, optimal, optimal_json, run_of};
 use crate::commands::plan::page::{Page, PageBlock, PageTable, seconds};
 use crate::commands::plan::target::{sources, sources_json};
 use crate::error::{Error, Result, refused};
@@ -48,12 +49,29 @@ impl Timed {
     }
 }
 
+/// The recomputation that choices are restricted to, if any is.
+fn recomputation(args: &PlanTrainArgs) -> Result<Option<Recomputation>> {
+    match args.layout.recompute {
+        None => Ok(None),
+        Some(Recompute::None) => Ok(Some(Recomputation::None)),
+        Some(Recompute::Full) => Ok(Some(Recomputation::Full)),
+        Some(other) => {
+            let why =
+                "is not how Ridge recomputes; give none or full, or leave it out to compare none, selective and full";
+            Err(refused("--recompute", other, why))
+        }
+    }
+}
+
 /// The settings that are planned.
 fn settings(args: &PlanTrainArgs) -> Result<Settings> {
     let fixed = &args.layout;
     let given = [fixed.tp, fixed.pp, fixed.dp, fixed.cp, fixed.ep, fixed.interleave];
     if given.iter().any(|degree| degree.is_some_and(|degree| degree > 1)) || fixed.zero.is_some_and(|zero| zero > 0) {
         return Err(refused("--gpus", 1, "is one GPU: nothing is divided over several; leave degrees out"));
+    }
+    if let Some(top) = args.top {
+        return Err(refused("--top", top, "does not apply to one GPU: all choices are shown; leave it out"));
     }
     let sequences = fixed.micro_batch.unwrap_or(1);
     if !args.batch.is_multiple_of(sequences) {
@@ -75,6 +93,7 @@ fn settings(args: &PlanTrainArgs) -> Result<Settings> {
 
 pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, work: &Workload) -> Result<()> {
     let settings = settings(args)?;
+    let only = recomputation(args)?;
     let backend: Arc<dyn Backend> =
         Arc::new(PlannedGpu::new(DeviceSpec::find(&machine.name).map_err(PlanError::from)?)?);
     let usable = machine.memory * SearchSpace::new(1, 1).utilisation;
@@ -87,10 +106,15 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
         let seconds = step.total + choice.exposed_seconds(forward, args.host_link);
         Timed { seconds, fits: choice.memory.on_device() as f64 <= usable, choice }
     };
-    let choices: Vec<Timed> =
-        step_choices(&settings, &args.target.config()?, &backend)?.into_iter().map(timed).collect();
+    let choices: Vec<Timed> = step_choices(&settings, &args.target.config()?, &backend)?
+        .into_iter()
+        .filter(|choice| only.is_none_or(|only| choice.recomputation == only))
+        .map(timed)
+        .collect();
     let fitting = choices.iter().filter(|choice| choice.fits);
     let best = fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.host().cmp(&b.host())));
+    let run = best.map(|best| run_of(args, (args.batch * args.seq) as f64 / best.seconds));
+    let optimal = optimal(args, reading);
     let title = format!(
         "{} with {} parameters trained by Ridge on one {}: {} x {} tokens per micro-batch, {} per step",
         reading.family,
@@ -115,12 +139,13 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
     let json = json!({
         "model": reading.family, "parameters": reading.parameters, "device": machine.name, "usable_bytes": usable,
         "choices": choices.iter().map(Timed::json).collect::<Vec<_>>(), "best": best.map(Timed::json),
+        "run": run, "checkpoints": best.map(|_| checkpoints(args)), "compute_optimal": optimal_json(optimal),
         "sources": sources_json(machine),
     });
     let mut page =
         Page { title, blocks: vec![PageBlock::Table(table)], sources: sources(machine), json, ..Page::default() };
-    match best {
-        Some(best) => {
+    match best.zip(run) {
+        Some((best, run)) => {
             let StepChoice { recomputation, offload, memory, .. } = &best.choice;
             page.lead = format!(
                 "recomputation {}, offload {}: {} on the GPU, {} on the host, {} per step",
@@ -142,7 +167,8 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
             }
             page.blocks.push(PageBlock::Table(parts));
             page.blocks.push(PageBlock::Answer(format!(
-                "train.recomputation = \"{recomputation}\" and train.offload = \"{offload}\" are the fastest that fit"
+                "train.recomputation = \"{recomputation}\" and train.offload = \"{offload}\" are the fastest that fit\n{}",
+                answer(args, &run, optimal)
             )));
         }
         None => {
@@ -158,6 +184,7 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
     page.given("tokens per sequence", args.seq, "--seq");
     page.given("link to the host, bytes per second in each direction", args.host_link, "--host-link");
     page.given("usable share of the device's memory", SearchSpace::new(1, 1).utilisation, "set: the rest is margin");
+    given_of_failures(&mut page, args);
     page.assume(machine);
     args.page.show(&page)?;
     if best.is_some() { Ok(()) } else { Err(Error::DoesNotFit) }
