@@ -132,13 +132,20 @@ impl StreamDecoder {
 
     /// Shortens a window whose text ends in replacements, and returns what can no longer become other text.
     fn shorten(&mut self, text: String) -> Result<String> {
+        if let Some(piece) = self.cut(&text)? {
+            return Ok(piece);
+        }
+        let rest = self.beyond_shown(&text)?;
+        self.settle(text)?;
+        Ok(rest)
+    }
+
+    /// Drops ids in front that the text of later ones cannot depend on, and returns what is certain by that; `None` where
+    /// no such place is found.
+    fn cut(&mut self, text: &str) -> Result<Option<String>> {
+        let Some(tail) = text.strip_prefix(self.shown.as_str()) else { return Ok(None) };
         // Where both sides of a cut make up the text, no character crosses the cut: the halves of one, or of what
         // could have become one, are more replacements than the whole.
-        let Some(tail) = text.strip_prefix(self.shown.as_str()) else {
-            let rest = self.beyond_shown(&text)?;
-            self.settle(text)?;
-            return Ok(rest);
-        };
         for kept in KEPT..self.window.len() {
             let (before, after) = self.window.split_at(self.window.len() - kept);
             let (before_text, after_text) = (self.decode(before)?, self.decode(after)?);
@@ -146,7 +153,7 @@ impl StreamDecoder {
                 let new = before_text.strip_prefix(&self.shown).unwrap_or("").to_owned();
                 self.shown = self.shown.strip_prefix(&before_text).unwrap_or("").to_owned();
                 (self.window, self.settled) = (after.to_vec(), 0);
-                return Ok(new);
+                return Ok(Some(new));
             }
         }
         // Every token ends within a character: the rest of one may stand in front.
@@ -157,10 +164,8 @@ impl StreamDecoder {
             && !shown.is_empty()
         {
             (self.shown, self.window, self.settled) = (shown.to_owned(), kept.to_vec(), 0);
-            return Ok(String::new());
+            return Ok(Some(String::new()));
         }
-        let rest = self.beyond_shown(&text)?;
-        self.settle(text)?;
-        Ok(rest)
+        Ok(None)
     }
 }
