@@ -123,3 +123,18 @@ fn memory_that_is_written_may_be_bound_as_a_weight() {
         assert_eq!(bucket.output(0, 0), expected[0].to_bytes());
     }
 }
+
+/// What is kept in memory of the host is loaded whole; shares of ranks are refused and change nothing.
+#[test]
+fn shares_are_no_parameters_in_memory_of_the_host() {
+    let cpu = ridge_cpu::Cpu::new(ridge_cpu::CpuOptions::default()).unwrap();
+    let mut session = ridge_runtime::Session::new(std::sync::Arc::new(cpu));
+    let ty = Type::tensor(DType::F32, [4]);
+    let data = || vec![ridge_runtime::WeightData::Owned(vec![1; 16])];
+    session.keep_on_host(["moment"]);
+    let error = session.load_shares("moment", &ty, vec![data()]).unwrap_err().to_string();
+    assert!(error.contains("`moment`: is kept in memory of the host") && error.contains("load it whole"), "{error}");
+    assert_eq!(session.version("moment"), None);
+    session.load("moment", &ty, data()).unwrap();
+    session.load_shares("weight", &ty, vec![data()]).unwrap();
+}
