@@ -12,7 +12,7 @@ use crate::graph::{Function, Graph, Node, Op, Var};
 use crate::prim::{Memory, Prim};
 
 /// Calls between two uses of a value from which on it is moved: one beside which it leaves, one beside which it returns, and
-/// one while which it is away.
+/// one during which it is away.
 const MIN_CALLS: usize = 3;
 
 /// Values below this share of the largest one stay: they would free little, and a copy of few bytes costs a launch too.

@@ -16,7 +16,7 @@ use crate::error::{Result, TrainError, io_error};
 /// How a file is compressed as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// Not.
+    /// Not compressed.
     None,
     /// Zstandard (RFC 8878).
     Zstd,
