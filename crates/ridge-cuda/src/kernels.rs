@@ -29,7 +29,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 25] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 26] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -41,6 +41,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 25] = [
     attention_training::TRAINING,
     experts::EXPERTS,
     grouped_linear::ROWS,
+    grouped_linear::HOPPER,
     grouped_linear::TILES,
     linear::AFTER,
     linear::ROWS,

@@ -1,4 +1,4 @@
-//! Products of groups of rows: `kernels/grouped_linear.cu`, on tensor cores for many rows.
+//! Products of groups of rows: `kernels/grouped_linear.cu`, on tensor cores for many rows, and `kernels/grouped_sm90.cu` for Hopper's.
 
 use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::GroupedLinear;
@@ -7,11 +7,14 @@ use ridge_graph::{DType, Function};
 use super::entry::CudaKernelEntry;
 use super::quantize::scaled;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input,
+    name, numbers, output,
 };
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu"));
 pub(super) const TILES: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).with_tiles();
+pub(super) const HOPPER: KernelText<'_> =
+    KernelText::new(include_str!("../../kernels/grouped_sm90.cu")).with_hopper().early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let entries = [
@@ -34,6 +37,60 @@ const TILE: usize = 64;
 const FEW_ROWS: usize = 32;
 const FEW_ROWS_OF_GROUP: usize = 4;
 
+/// How the kernel for Hopper divides its work: `CONSUMERS`, `COLUMNS` and `STAGES` of its text, and blocks of a multiprocessor.
+#[derive(Clone, Copy)]
+struct Tiling {
+    consumers: usize,
+    columns: usize,
+    stages: usize,
+    per_processor: usize,
+}
+
+/// For weights that are read for few rows: much of them is on its way at a time.
+const STREAMING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, per_processor: 2 };
+/// For many rows of each group: operands are read from L2 as few times as can be.
+const MULTIPLYING: Tiling = Tiling { consumers: 2, columns: 256, stages: 4, per_processor: 1 };
+/// Rows of a group, on average, from which on a tile of two consumers has few that are not there.
+const MANY_ROWS_OF_GROUP: usize = 96;
+/// Multiprocessors of an H100 or H200.
+const PROCESSORS: usize = 132;
+/// Columns of a slice of depth.
+const SLICE: usize = 64;
+
+impl Tiling {
+    /// Bytes of shared memory: the ring, which begins at a multiple of 1024.
+    fn shared(self) -> usize {
+        self.stages * (64 * self.consumers + self.columns) * SLICE * 2 + 1024
+    }
+
+    /// The launch over so many rows, of groups' weights `w`.
+    fn launch(self, rows: usize, x: &CudaOperand, w: &CudaOperand, gathered: bool) -> DeviceAction {
+        let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
+        let texts = [self.consumers, self.columns, self.stages, groups].map(|n| n.to_string());
+        let names = ["CONSUMERS", "COLUMNS", "STAGES", "GROUPS"];
+        let flag = if gathered { "1" } else { "0" };
+        let mut defines = vec![("D", name(x.dtype)), ("GATHERED", flag)];
+        defines.extend(names.into_iter().zip(texts.iter().map(String::as_str)));
+        let weights = LaunchArg::Matrix {
+            at: (OperandSlot::Input(1), 0),
+            dtype: w.dtype,
+            extents: [groups * columns, depth],
+            tile: [self.columns, SLICE],
+        };
+        let index = input(if gathered { 3 } else { 2 });
+        // Each group may end with a tile that is not full.
+        let tiles = (rows.div_ceil(64 * self.consumers) + groups) * columns.div_ceil(self.columns);
+        DeviceAction::Launch {
+            source: CudaSource::new("grouped_sm90", &defines, &HOPPER),
+            grid: [tiles.min(PROCESSORS * self.per_processor) as u32, 1, 1],
+            threads: 128 * (self.consumers as u32 + 1),
+            shared: self.shared() as u32,
+            args: vec![weights, input(0), input(2), index, output(0), numbers(&[rows, x.shape[0], columns, depth])],
+            prefetched: Vec::new(),
+        }
+    }
+}
+
 /// Of scales: those of a group, columns that share some, those of such columns, and elements of a column that share one.
 fn scales(format: ScaledFormat, columns: usize, depth: usize) -> [usize; 4] {
     let (columns, depth) = (columns.max(1), depth.max(1));
@@ -51,16 +108,30 @@ fn scales(format: ScaledFormat, columns: usize, depth: usize) -> [usize; 4] {
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let gathered = spec.composite::<GroupedLinear>().ok_or("no grouped_linear in the group")?.gathered;
     let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
-    let [groups, columns, depth] = w.shape[..] else { return Err("a weight is no stack of matrices".into()) };
+    let [groups, _, depth] = w.shape[..] else { return Err("a weight is no stack of matrices".into()) };
     let rows = y.shape[0];
     if y.len() == 0 {
         return Ok(CudaKernel::default());
     }
+    let half = matches!(x.dtype, DType::BF16 | DType::F16) && w.dtype == x.dtype && w.format.is_none();
+    let others = for_all(spec, gathered, half)?;
+    if !half || !depth.is_multiple_of(8) || depth == 0 || rows <= FEW_ROWS {
+        return Ok(others);
+    }
+    let tiling = if rows >= MANY_ROWS_OF_GROUP * groups { MULTIPLYING } else { STREAMING };
+    let actions = vec![tiling.launch(rows, x, w, gathered)];
+    Ok(DeviceAction::ByArch { arch: "sm_90a", actions, otherwise: others.actions }.into())
+}
+
+/// The kernel for every architecture; `half` says whether x and w are 16-bit floats of one dtype.
+fn for_all(spec: &CudaKernelSpec<'_>, gathered: bool, half: bool) -> Result<CudaKernel, String> {
+    let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
+    let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
+    let rows = y.shape[0];
     let flag = if gathered { "1" } else { "0" };
     // Where all rows are in order, any address will do.
     let index = input(if gathered { 3 } else { 2 });
     let extents = [rows, x.shape[0], groups, columns, depth];
-    let half = matches!(x.dtype, DType::BF16 | DType::F16) && w.dtype == x.dtype && w.format.is_none();
     if half && depth.is_multiple_of(8) && depth > 0 && rows > FEW_ROWS.max(FEW_ROWS_OF_GROUP * groups) {
         let defines = [("TILED", "1"), ("X", name(x.dtype)), ("GATHERED", flag)];
         let args = vec![input(0), input(1), input(2), index, output(0), numbers(&extents)];

@@ -138,11 +138,30 @@ fn offsets(groups: &[usize]) -> Tensor {
     Tensor::int(DType::I32, &[values.len()], values)
 }
 
+/// Rows of x if some of them are gathered, n, rows of each group, N, K.
+type Case<'a> = (Option<usize>, usize, &'a [usize], usize, usize);
+
+fn of(gathered: bool) -> Sample {
+    Sample::new(GroupedLinear { gathered, reached: Sym::new("reached") })
+}
+
+fn of_cases(rng: &mut Rng, dtype: DType, cases: &[Case<'_>]) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for &(among, n, groups, columns, inner) in cases {
+        let sample = of(among.is_some())
+            .input(rng.normal(dtype, &[among.unwrap_or(n), inner]))
+            .input(rng.normal(dtype, &[groups.len(), columns, inner]))
+            .input(offsets(groups));
+        samples.push(match among {
+            Some(among) => sample.input(rng.integers(DType::I32, &[n], -1, among as i64 + 1)),
+            None => sample,
+        });
+    }
+    samples
+}
+
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let of = |gathered| Sample::new(GroupedLinear { gathered, reached: Sym::new("reached") });
-    // (rows of x if some of them are gathered, n, rows of each group, N, K): empty groups, groups of one row, of a few and
-    // of more than a tile, rows behind the last group, and vectors that are not whole.
-    type Case<'a> = (Option<usize>, usize, &'a [usize], usize, usize);
+    // Empty groups, groups of one row, of a few and of more than a tile, rows behind the last group, and vectors that are not whole.
     let cases: [Case<'_>; 10] = [
         (None, 0, &[0, 0], 5, 8),
         (None, 1, &[1], 1, 1),
@@ -155,17 +174,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (Some(70), 140, &[90, 1, 49], 70, 96),
         (None, 160, &[9, 70, 0, 17, 60], 40, 130),
     ];
-    let mut samples = Vec::new();
-    for (among, n, groups, columns, inner) in cases {
-        let sample = of(among.is_some())
-            .input(rng.normal(dtype, &[among.unwrap_or(n), inner]))
-            .input(rng.normal(dtype, &[groups.len(), columns, inner]))
-            .input(offsets(groups));
-        samples.push(match among {
-            Some(among) => sample.input(rng.integers(DType::I32, &[n], -1, among as i64 + 1)),
-            None => sample,
-        });
-    }
+    let mut samples = of_cases(rng, dtype, &cases);
     samples.push(
         of(false)
             .input(rng.normal(DType::F32, &[7, 50]))
@@ -194,5 +203,12 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             );
         }
     }
+    // Many rows of a group, and several tiles of columns.
+    let many: [Case<'_>; 3] = [
+        (Some(40), 331, &[200, 0, 130], 40, 72),
+        (None, 241, &[64, 65, 1, 0, 110], 130, 136),
+        (None, 300, &[129, 171], 259, 8),
+    ];
+    samples.extend(of_cases(&mut Rng::new(61), dtype, &many));
     samples
 }
