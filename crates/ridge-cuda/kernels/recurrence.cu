@@ -1,7 +1,8 @@
 // Linear recurrences whose state is a matrix, token by token. A block has some columns of the state of a head of a sequence in
 // registers: four threads a column, which share its keys, so that a sum over the keys is two shuffles. Floor: the
 // operands' bytes over bandwidth; long sequences are bound by the latency of a token, about a microsecond.
-// Numbers: tokens, rows, groups, heads, value. KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance.
+// Numbers: tokens, rows, groups, heads, value. KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance, and LEAST: rows of
+// so many tokens or more are another kernel's.
 
 #define SLICES 4
 #define COLUMNS 32
@@ -56,6 +57,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
             continue;
         }
         const i64 head = block / tiles % heads, row = block / tiles / heads;
+        if (starts[row + 1] - starts[row] >= LEAST) continue;
         const i64 column = block % tiles * COLUMNS + t / SLICES;
         const bool has = column < value;
         const i64 base = (row * heads + head) * KEY;

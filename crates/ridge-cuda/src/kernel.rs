@@ -232,6 +232,16 @@ impl CudaKernel {
     ) -> Result<Self, String> {
         Ok(Self { scratch, ..self::grid(source, grid, threads, args)? })
     }
+
+    /// This kernel, whose blocks take so many bytes of shared memory beside what their source declares.
+    pub(crate) fn with_shared(mut self, bytes: u32) -> Self {
+        for action in &mut self.actions {
+            if let DeviceAction::Launch { shared, .. } = action {
+                *shared = bytes;
+            }
+        }
+        self
+    }
 }
 
 impl From<DeviceAction> for CudaKernel {

@@ -16,13 +16,14 @@ pub(crate) use matmul::{MatrixProduct, product};
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 7] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 8] = [
     along::ALONG,
     matmul::MATMUL,
     matmul::MATMUL_ROWS,
     moves::ROWS,
     order::SORT,
     recurrence::RECURRENCE,
+    recurrence::RECURRENCE_CHUNKS,
     recurrence::RECURRENCE_GRADIENT,
 ];
 

@@ -1,10 +1,14 @@
-//! Linear recurrences and their gradients: `kernels/recurrence.cu` and `kernels/recurrence_gradient.cu`.
+//! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row, `kernels/recurrence_chunks.cu` for more, and
+//! `kernels/recurrence_gradient.cu`.
 
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, input, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
+    numbers, output,
 };
 
 pub(super) const RECURRENCE: KernelText<'_> = KernelText::new(include_str!("../../kernels/recurrence.cu"));
+pub(super) const RECURRENCE_CHUNKS: KernelText<'_> =
+    KernelText::new(include_str!("../../kernels/recurrence_chunks.cu")).with_tiles();
 pub(super) const RECURRENCE_GRADIENT: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/recurrence_gradient.cu"));
 
@@ -15,6 +19,96 @@ const THREADS: u32 = 128;
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
 const MAX_KEY: usize = 512;
 
+/// Tokens of a row from which on they are taken in chunks, where all keys of a head decay alike.
+const LEAST: usize = 16;
+
+/// Keys of a head at most for chunks: their state and the keys of a chunk are in shared memory.
+const MAX_KEY_OF_CHUNKS: usize = 256;
+
+/// Bytes of shared memory that a block may take on every GPU from Ampere on, less what sources declare.
+const SHARED_OF_ALL: u32 = 98 << 10;
+
+/// Tokens of a chunk, as `kernels/recurrence_chunks.cu` has them.
+const CHUNK: usize = 32;
+
+/// A recurrence's extents.
+#[derive(Clone, Copy)]
+struct Extents {
+    tokens: usize,
+    rows: usize,
+    groups: usize,
+    heads: usize,
+    key: usize,
+    value: usize,
+    low_rank: bool,
+}
+
+impl Extents {
+    fn numbers(&self) -> LaunchArg {
+        numbers(&[self.tokens, self.rows, self.groups, self.heads, self.value])
+    }
+
+    /// The inputs as the kernels take them: without a part of low rank its operands are not read.
+    fn inputs(&self) -> [usize; 8] {
+        let of_rank = if self.low_rank { [6, 7] } else { [0, 0] };
+        [0, 1, 2, 3, 4, 5, of_rank[0], of_rank[1]]
+    }
+
+    /// The launch that takes the rows of fewer than `least` tokens, token by token.
+    fn token_by_token(&self, decays: usize, least: usize) -> CudaKernel {
+        let [key, decays, least] = [self.key, decays, least].map(|n| n.to_string());
+        let low_rank = if self.low_rank { "1" } else { "0" };
+        let defines = [("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least)];
+        let args = self.inputs().map(input).into_iter().chain([output(0), output(1), self.numbers()]).collect();
+        let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS) + 1;
+        blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args)
+    }
+
+    /// The launches that take rows of at least [`LEAST`] tokens in chunks, the bytes of their scratch, and the most bytes of shared
+    /// memory that one takes.
+    fn in_chunks(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
+        let depth = self.key.next_power_of_two().max(32);
+        // Heads of a group have its products of keys in common.
+        let of_group = self.heads / self.groups.max(1);
+        let slab = if self.low_rank || self.heads % self.groups.max(1) > 0 { 1 } else { largest_divisor(of_group, 4) };
+        let [key, slab_text, least] = [self.key, slab, LEAST].map(|n| n.to_string());
+        let low_rank = if self.low_rank { "1" } else { "0" };
+        let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
+        let defines =
+            [("KEY", &*key), ("LOW_RANK", low_rank), ("SLAB", &*slab_text), ("LEAST", &*least), ("WIDE", wide)];
+        let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
+        // As the kernels lay out shared memory, in floats.
+        let [by_row, by_column, of_values, of_scores] = [depth + 8, depth + 4, COLUMNS + 4, CHUNK + 8];
+        let (matrices, for_scores, for_rank) = match self.low_rank {
+            true => (4, 4 * by_row + 3 * of_scores, by_row + by_column + 2 * of_values),
+            false => (1, 2 * by_row, 0),
+        };
+        let for_chunks = by_row + by_column + of_values + matrices * of_scores + 2 + for_rank;
+        let bytes = |floats: usize| (floats * size_of::<f32>()) as u32;
+        let chunks = self.tokens / CHUNK + self.rows;
+        let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
+        let [q, k, v, decay, before, starts, erase, write] = self.inputs().map(input);
+        let scores_args = [&q, &k, &decay, &starts, &erase, &write, &scratch].map(Clone::clone);
+        let scores_args = scores_args.into_iter().chain([self.numbers()]).collect();
+        let args = [q, k, v, decay, before, starts, erase, write, scratch, output(0), output(1), self.numbers()];
+        let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS);
+        let launches = [
+            (
+                grid(source("recurrence_scores"), [chunks * (self.heads / slab), 1, 1], THREADS, scores_args)?,
+                bytes(CHUNK * for_scores),
+            ),
+            (
+                grid(source("recurrence_chunks"), [pieces, 1, 1], THREADS, args.to_vec())?,
+                bytes(depth * of_values + CHUNK * for_chunks),
+            ),
+        ];
+        let shared = launches.iter().map(|(_, shared)| *shared).max().unwrap_or(0);
+        let actions = launches.into_iter().flat_map(|(kernel, shared)| kernel.with_shared(shared).actions);
+        let of_chunk = matrices * CHUNK * CHUNK + 2 * CHUNK;
+        Ok((actions.collect(), chunks * self.heads * of_chunk * size_of::<f32>(), shared))
+    }
+}
+
 pub(super) fn recurrence(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let [q, _, v, decay, state, ..] = &spec.inputs[..] else { return Err("takes six inputs or eight".into()) };
     let (tokens, groups, key) = (q.shape[0], q.shape[1], q.shape[2]);
@@ -22,18 +116,27 @@ pub(super) fn recurrence(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String
     if key > MAX_KEY {
         return Err(format!("has {key} keys a head, at most {MAX_KEY}"));
     }
-    let low_rank = spec.inputs.len() == 8;
     if key * heads * value == 0 {
         return Ok(CudaKernel::default());
     }
-    let [key_text, decays] = [key, decay.shape[2]].map(|n| n.to_string());
-    let defines = [("KEY", &*key_text), ("DECAYS", &*decays), ("LOW_RANK", if low_rank { "1" } else { "0" })];
-    // Without a part of low rank its operands are not read.
-    let of_rank = if low_rank { [6, 7] } else { [0, 0] };
-    let args = (0..6).chain(of_rank).map(input).chain([output(0), output(1)]);
-    let args = args.chain([numbers(&[tokens, rows, groups, heads, value])]).collect();
-    let pieces = rows * heads * value.div_ceil(COLUMNS) + 1;
-    Ok(blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args))
+    let all = Extents { tokens, rows, groups, heads, key, value, low_rank: spec.inputs.len() == 8 };
+    // A row of one value, as Mamba-1 has them, would fill one column in 32.
+    let chunks = tokens >= LEAST && decay.shape[2] == 1 && key <= MAX_KEY_OF_CHUNKS && value > 1;
+    if !chunks {
+        return Ok(all.token_by_token(decay.shape[2], i32::MAX as usize));
+    }
+    let (mut actions, scratch, shared) = all.in_chunks()?;
+    actions.extend(all.token_by_token(1, LEAST).actions);
+    if shared > SHARED_OF_ALL {
+        let otherwise = all.token_by_token(1, i32::MAX as usize).actions;
+        actions = vec![DeviceAction::ByArch { arch: "sm_90a", actions, otherwise }];
+    }
+    Ok(CudaKernel { actions, scratch })
+}
+
+/// The largest divisor of `n` up to `most`.
+fn largest_divisor(n: usize, most: usize) -> usize {
+    (1..=most).rev().find(|d| n.is_multiple_of(*d)).unwrap_or(1)
 }
 
 /// Keys of a head at most for its gradient: a thread keeps a quarter of a column of two states in registers.

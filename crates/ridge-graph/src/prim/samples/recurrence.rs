@@ -3,7 +3,7 @@
 use super::super::Prim;
 use crate::dtype::DType;
 use crate::sample::{Rng, Sample};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Value};
 
 /// Tokens of each sequence, padding behind them, groups, heads, keys, values; is the decay that of a channel?
 type Case<'a> = (&'a [usize], usize, [usize; 4], bool);
@@ -26,8 +26,33 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (&[4], 0, [2, 6, 5, 2], false),
         (&[25, 2], 0, [1, 5, 12, 1], true),
     ];
+    let mut samples = of_cases(rng, &cases, 2.0);
+    // Rows of several chunks, from decays that keep nearly all to such that leave next to nothing, and tokens that leave nothing.
+    let long: [Case<'_>; 4] = [
+        (&[150, 16], 0, [1, 2, 20, 40], false),
+        (&[64, 1, 131], 2, [2, 2, 130, 33], false),
+        (&[200], 0, [1, 1, 64, 64], false),
+        (&[97], 1, [1, 2, 33, 7], false),
+    ];
+    let mut rng = Rng::new(83);
+    for rate in [0.02, 2.0, 60.0] {
+        samples.extend(of_cases(&mut rng, &long, rate));
+    }
+    let mut resets = of_cases(&mut rng, &long[..1], 0.5);
+    for sample in &mut resets {
+        let rates = sample.inputs[3].tensor();
+        let lost = |(i, x): (usize, &f64)| if [0, 70, 71, 140].contains(&(i / 2)) { -1e4 } else { *x };
+        let rates = Tensor::float(DType::F32, &rates.shape, rates.floats().iter().enumerate().map(lost).collect());
+        sample.inputs[3] = Value::Plain(rates);
+    }
+    samples.extend(resets);
+    samples
+}
+
+/// A sample of each case, without and with a part of low rank. Logarithms of decays lie between `-rate` and 0.
+fn of_cases(rng: &mut Rng, cases: &[Case<'_>], rate: f64) -> Vec<Sample> {
     let mut samples = Vec::new();
-    for (rows, padding, [groups, heads, key, value], per_key) in cases {
+    for &(rows, padding, [groups, heads, key, value], per_key) in cases {
         for low_rank in [false, true] {
             let tokens = rows.iter().sum::<usize>() + padding;
             // As models have them: unit keys and decays, so that the state neither vanishes nor grows.
@@ -41,7 +66,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             let rates = Tensor::float(
                 DType::F32,
                 &rates,
-                (0..rates.iter().product()).map(|_| -2.0 * rng.unit() * rng.unit()).collect(),
+                (0..rates.iter().product()).map(|_| -rate * rng.unit() * rng.unit()).collect(),
             );
             let state = rng.normal(DType::F32, &[rows.len(), heads, key, value]);
             let mut starts = vec![0];
