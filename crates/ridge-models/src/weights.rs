@@ -173,14 +173,23 @@ fn encoded(format: &FormatRef, dtype: DType, bytes: &[u8], shape: &[usize]) -> V
     if !apart || rows == 0 {
         return encode(bytes, shape);
     }
+    // A core's rows in pieces, so that the elements of a piece are still in cache when they are encoded.
+    let row_bytes = width * dtype.size_bytes();
+    let piece = (PIECE / width).max(1) * row_bytes;
+    let encode_rows = |bytes: &[u8]| {
+        let mut all = vec![Vec::new(); components.len()];
+        for piece in bytes.chunks(piece) {
+            let parts = encode(piece, &[piece.len() / row_bytes, width]);
+            all.iter_mut().zip(parts).for_each(|(all, part)| all.extend(part));
+        }
+        all
+    };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows);
     let share = rows.div_ceil(threads);
-    let encode = &encode;
     std::thread::scope(|scope| {
-        let chunks = bytes.chunks(share * width * dtype.size_bytes());
-        let parts: Vec<_> = chunks
-            .map(|chunk| scope.spawn(move || encode(chunk, &[chunk.len() / (width * dtype.size_bytes()), width])))
-            .collect();
+        let encode_rows = &encode_rows;
+        let shares = bytes.chunks(share * row_bytes);
+        let parts: Vec<_> = shares.map(|share| scope.spawn(move || encode_rows(share))).collect();
         let mut all = vec![Vec::new(); components.len()];
         for part in parts {
             let part = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -189,6 +198,9 @@ fn encoded(format: &FormatRef, dtype: DType, bytes: &[u8], shape: &[usize]) -> V
         all
     })
 }
+
+/// Elements that are decoded and encoded at a time.
+const PIECE: usize = 1 << 14;
 
 impl Module {
     /// Gives every parameter the storage that `source` has, and matrices `format` where it is given and their shape allows

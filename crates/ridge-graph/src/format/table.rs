@@ -25,6 +25,9 @@ pub const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 2
 /// Entries of MXFP4.
 pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// Between neighbours of the entries of [`E2M1`] that are not negative.
+const E2M1_MIDDLES: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
+
 /// `2^(exponent - 128)`.
 #[inline(always)]
 fn power(exponent: u8) -> f32 {
@@ -205,8 +208,10 @@ impl BlockFormat for Mxfp4 {
         block[0] = exponent;
         let scale = power(exponent);
         let code = |i: usize| {
-            let error = |code: u8| (scale * f32::from(E2M1[usize::from(code)]) - values[i]).abs();
-            (1..16).fold(0u8, |best, c| if error(c) < error(best) { c } else { best })
+            let magnitude = (values[i] / scale).abs();
+            // An element between two entries takes the one nearer to 0.
+            let code = E2M1_MIDDLES.iter().map(|middle| u8::from(magnitude > *middle)).sum::<u8>();
+            code | if values[i] < 0.0 && code > 0 { 8 } else { 0 }
         };
         four::pack(code, &mut block[1..]);
     }
