@@ -1,7 +1,7 @@
 // Around the products of experts: the router's choice, pairs of tokens and experts in the order of experts, and the sum of
 // what experts gave. Nothing is read back to the host. Floor: a launch each.
-// Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION; or COMBINE,
-// with D.
+// Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION; or none
+// of them, with D, TOP_K and VECTOR.
 
 #if ROUTER
 #define EACH ((EXPERTS + 31) / 32)
@@ -18,6 +18,8 @@ extern "C" __global__ __launch_bounds__(128) void moe_router(
     const D::Raw* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ ids, float* __restrict__ weights,
     float scale, Numbers<1> n
 ) {
+    others_may_begin();
+    after_others();
     const i64 token = (i64)blockIdx.x * 4 + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
     if (token >= n.v[0]) return;
@@ -91,18 +93,33 @@ extern "C" __global__ __launch_bounds__(256) void expert_permutation(
     const int* __restrict__ ids, const int* __restrict__ seq_ids, int* __restrict__ rows, int* __restrict__ places,
     int* __restrict__ offsets, Numbers<3> n
 ) {
-    __shared__ i64 sums[32];
-    __shared__ int counts[8];
+    __shared__ int lower[8], counts[8];
+    others_may_begin();
+    after_others();
     const int pairs = (int)n.v[0], top_k = (int)n.v[1], experts = (int)n.v[2], mine = blockIdx.x;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     auto expert = [&](int pair) {
         const int id = ids[pair];
         return id < 0 || id >= experts || seq_ids[pair / top_k] < 0 ? experts : id;
     };
-    i64 before = 0;
-    for (int pair = threadIdx.x; pair < pairs; pair += 256) before += expert(pair) < mine;
-    before = block_reduce<Sum, i64>(before, sums);
-    if (threadIdx.x == 0) offsets[mine] = (int)before;
+    // A warp goes over pairs that follow each other, so that it needs no other's counts but where it begins.
+    const int share = (pairs + 8 * 32 - 1) / (8 * 32) * 32, begin = min(warp * share, pairs), end = min(begin + share, pairs);
+    int before = 0, own = 0;
+    for (int pair = begin + lane; pair < end; pair += 32) {
+        const int of = expert(pair);
+        before += of < mine;
+        own += of == mine;
+    }
+    before = __reduce_add_sync(0xffffffffu, before);
+    own = __reduce_add_sync(0xffffffffu, own);
+    if (lane == 0) {
+        lower[warp] = before;
+        counts[warp] = own;
+    }
+    __syncthreads();
+    before = 0;
+    for (int w = 0; w < 8; ++w) before += lower[w];
+    if (threadIdx.x == 0) offsets[mine] = before;
     if (mine == experts) {
         for (int pair = threadIdx.x; pair < pairs; pair += 256) {
             if (expert(pair) == experts) places[pair] = -1;
@@ -110,42 +127,55 @@ extern "C" __global__ __launch_bounds__(256) void expert_permutation(
         }
         return;
     }
-    int next = (int)before;
-    for (int base = 0; base < pairs; base += 256) {
-        const int pair = base + threadIdx.x;
-        const bool own = pair < pairs && expert(pair) == mine;
-        const u32 votes = __ballot_sync(0xffffffffu, own);
-        if (lane == 0) counts[warp] = __popc(votes);
-        __syncthreads();
-        int place = next + __popc(votes & ((1u << lane) - 1));
-        for (int w = 0; w < 8; ++w) {
-            if (w < warp) place += counts[w];
-            next += counts[w];
-        }
-        if (own) {
+    int next = before;
+    for (int w = 0; w < warp; ++w) next += counts[w];
+    for (int base = begin; base < end; base += 32) {
+        const int pair = base + lane;
+        const bool is = pair < end && expert(pair) == mine;
+        const u32 votes = __ballot_sync(0xffffffffu, is);
+        if (is) {
+            const int place = next + __popc(votes & ((1u << lane) - 1));
             places[pair] = place;
             rows[place] = pair / top_k;
         }
-        __syncthreads();
+        next += __popc(votes);
     }
 }
 #else
-// A block makes a token. Numbers: top_k, rows of y, elements of a row.
+// A thread makes VECTOR elements of a token at a time. Numbers: rows of y, elements of a row.
+union Vector { uint4 whole; D::Raw part[16 / sizeof(D::Raw)]; };
+
 extern "C" __global__ __launch_bounds__(256) void expert_combine(
     const D::Raw* __restrict__ y, const int* __restrict__ places, const float* __restrict__ weights,
-    D::Raw* __restrict__ out, Numbers<3> n
+    D::Raw* __restrict__ out, Numbers<2> n
 ) {
-    const int top_k = (int)n.v[0];
-    const i64 hidden = n.v[2];
-    const int* place = places + (i64)blockIdx.x * top_k;
-    const float* weight = weights + (i64)blockIdx.x * top_k;
-    for (i64 e = threadIdx.x; e < hidden; e += blockDim.x) {
-        float sum = 0.0f;
-        for (int i = 0; i < top_k; ++i) {
-            const int row = place[i];
-            if (row >= 0 && row < n.v[1]) sum = fmaf(weight[i], D::load(y[row * hidden + e]), sum);
+    const i64 hidden = n.v[1];
+    others_may_begin();
+    after_others();
+    int place[TOP_K + !TOP_K];
+    float weight[TOP_K + !TOP_K];
+#pragma unroll
+    for (int i = 0; i < TOP_K; ++i) {
+        place[i] = places[(i64)blockIdx.x * TOP_K + i];
+        weight[i] = weights[(i64)blockIdx.x * TOP_K + i];
+        if (place[i] >= n.v[0]) place[i] = -1;
+    }
+    for (i64 e = threadIdx.x * VECTOR; e < hidden; e += blockDim.x * VECTOR) {
+        float sum[VECTOR] = {};
+#pragma unroll
+        for (int i = 0; i < TOP_K; ++i) {
+            if (place[i] < 0) continue;
+            const D::Raw* from = y + place[i] * hidden + e;
+            Vector x;
+            if (VECTOR > 1) x.whole = *(const uint4*)from; else x.part[0] = *from;
+#pragma unroll
+            for (int v = 0; v < VECTOR; ++v) sum[v] = fmaf(weight[i], D::load(x.part[v]), sum[v]);
         }
-        out[blockIdx.x * hidden + e] = D::store(sum);
+        Vector x;
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) x.part[v] = D::store(sum[v]);
+        D::Raw* to = out + blockIdx.x * hidden + e;
+        if (VECTOR > 1) *(uint4*)to = x.whole; else *to = x.part[0];
     }
 }
 #endif

@@ -122,6 +122,8 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
 // such columns, and elements of a column that share one.
 
 #define ROWS 8
+// Vectors that are on their way at a time.
+#define AHEAD (VECTOR >= 16 ? 2 : 4)
 
 // VECTOR elements, read 16 bytes at a time where they lie so.
 template <class Raw, bool ONCE> union Vector;
@@ -141,46 +143,72 @@ template <class Raw> union Vector<Raw, false> {
     }
 };
 
-extern "C" __global__ __launch_bounds__(256) void grouped_rows(
+extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
     const X::Raw* __restrict__ x, const W::Raw* __restrict__ w, const float* __restrict__ scales,
     const int* __restrict__ offsets, const int* __restrict__ index, Y::Raw* __restrict__ y, Numbers<9> n
 ) {
-    const int lane = threadIdx.x & 31, groups = (int)n.v[2], group = blockIdx.y;
+    const int lane = threadIdx.x & 31, groups = (int)n.v[2], last = gridDim.y - 1;
     const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    others_may_begin();
+    after_others();
     if (column >= columns) return;
-    const int begin = offsets[group], end = group < groups ? offsets[group + 1] : (int)n.v[0];
-    if (group == groups) {
-        for (i64 i = begin + lane; i < end; i += 32) y[i * columns + column] = Y::store(0.0f);
+    int group = blockIdx.y;
+    if (group == last) {
+        for (i64 i = offsets[groups] + lane; i < n.v[0]; i += 32) y[i * columns + column] = Y::store(0.0f);
         return;
     }
+    if (last < groups) {
+        // Fewer rows than groups: the group whose first row this is, if it is one's.
+        const int row = group;
+        int below = 0;
+        for (int g = lane; g < groups; g += 32) below += offsets[g + 1] <= row;
+        group = __reduce_add_sync(0xffffffffu, below);
+        if (group == groups || offsets[group] != row) return;
+    }
+    const int begin = offsets[group], end = offsets[group + 1];
     const W::Raw* weights = w + (group * columns + column) * depth;
     const float* of_column = SCALED ? scales + group * n.v[5] + column / n.v[6] * n.v[7] : scales;
     for (int first = begin; first < end; first += ROWS) {
-        // Lane `r` knows where row `r` of x is.
-        const bool has_row = lane < ROWS && first + lane < end;
-        int from = has_row ? (GATHERED ? index[first + lane] : first + lane) : -1;
-        if (from >= n.v[1]) from = -1;
+        // Where the rows of x are.
+        int rows[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            rows[r] = first + r < end ? (GATHERED ? index[first + r] : first + r) : -1;
+            if (rows[r] >= n.v[1]) rows[r] = -1;
+        }
         float sums[ROWS] = {};
 #pragma unroll 1
-        for (i64 step = 0; step < depth; step += 32 * VECTOR) {
-            const bool in = step + lane * VECTOR < depth;
-            const i64 k = in ? step + lane * VECTOR : 0;
-            Vector<W::Raw, (VECTOR > 1)> raw;
-            raw.read(weights + k);
-            float weight[VECTOR];
+        for (i64 step = lane * VECTOR; step < depth; step += AHEAD * 32 * VECTOR) {
+            // Where a lane's part is behind the last element, it reads the first again and adds nothing.
+            i64 at[AHEAD];
+            Vector<W::Raw, (VECTOR > 1)> raw[AHEAD];
 #pragma unroll
-            for (int v = 0; v < VECTOR; ++v) {
-                weight[v] = (float)W::load(raw.part[v]);
-                if (SCALED) weight[v] *= of_column[(k + v) / n.v[8]];
+            for (int u = 0; u < AHEAD; ++u) {
+                const i64 k = step + u * 32 * VECTOR;
+                at[u] = k < depth ? k : 0;
+                raw[u].read(weights + at[u]);
             }
+            float weight[AHEAD][VECTOR];
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v) {
+                    weight[u][v] = (float)W::load(raw[u].part[v]);
+                    if (SCALED) weight[u][v] *= of_column[(at[u] + v) / n.v[8]];
+                }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const int row = __shfl_sync(0xffffffffu, from, r);
-                if (row < 0 || !in) continue;
-                Vector<X::Raw, WIDE> values;
-                values.read(x + row * depth + k);
+                const int row = rows[r];
+                if (row < 0) continue;
+                Vector<X::Raw, WIDE> values[AHEAD];
 #pragma unroll
-                for (int v = 0; v < VECTOR; ++v) sums[r] = fmaf(X::load(values.part[v]), weight[v], sums[r]);
+                for (int u = 0; u < AHEAD; ++u) values[u].read(x + row * depth + at[u]);
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u) {
+                    if (step + u * 32 * VECTOR >= depth) break;
+#pragma unroll
+                    for (int v = 0; v < VECTOR; ++v) sums[r] = fmaf(X::load(values[u].part[v]), weight[u][v], sums[r]);
+                }
             }
         }
 #pragma unroll

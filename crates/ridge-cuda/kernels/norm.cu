@@ -1,26 +1,26 @@
 // Root-mean-square norm of rows, alone or after a residual addition. Floor: each row read and written once.
-// A block makes a row, which stays in registers; sums have an order that the row's length fixes.
-// Defines: D of x, r and results; W of the weight; ADD, 0 or 1; VECTORS of 16 bytes that a thread holds; THREADS.
-// Numbers: elements of a row.
+// A block makes a row, or each of LINES warps one, which stays in registers; sums have an order that the row's length fixes.
+// Defines: D of x, r and results; W of the weight; ADD, 0 or 1; VECTORS of 16 bytes that a thread holds; THREADS of a row; LINES.
+// Numbers: elements of a row, rows.
 
 #define WIDE (16 / (int)sizeof(D::Raw))
 
 union Vector { uint4 whole; D::Raw part[WIDE]; };
 
-extern "C" __global__ __launch_bounds__(THREADS, 1) void rms_norm(
+extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
-    D::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<1> n
+    D::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<2> n
 ) {
-    __shared__ float shared[32];
     others_may_begin();
     after_others();
-    const int row = (int)n.v[0];
-    const i64 base = (i64)blockIdx.x * row;
+    const int row = (int)n.v[0], thread = threadIdx.x % THREADS;
+    const i64 line = (i64)blockIdx.x * LINES + threadIdx.x / THREADS, base = line * row;
+    if (LINES > 1 && line >= n.v[1]) return;
     float held[VECTORS][WIDE];
     float square = 0.0f;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        const int at = (v * THREADS + threadIdx.x) * WIDE;
+        const int at = (v * THREADS + thread) * WIDE;
         if (at >= row) continue;
         Vector a;
         a.whole = *(const uint4*)(x + base + at);
@@ -37,11 +37,16 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void rms_norm(
             square += held[v][i] * held[v][i];
         }
     }
+#if LINES > 1
+    for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+#else
+    __shared__ float shared[32];
     square = block_reduce<Sum>(square, shared);
+#endif
     const float scale = op_rsqrt(square / (float)row + eps);
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        const int at = (v * THREADS + threadIdx.x) * WIDE;
+        const int at = (v * THREADS + thread) * WIDE;
         if (at >= row) continue;
         Vector a;
 #pragma unroll

@@ -5,6 +5,7 @@ mod adamw;
 mod adjust;
 mod attention;
 mod attention_training;
+mod convolution;
 mod entry;
 mod experts;
 mod grouped_linear;
@@ -29,7 +30,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 26] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 27] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -39,6 +40,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 26] = [
     attention::TILES,
     attention_training::GRADIENT_SM90,
     attention_training::TRAINING,
+    convolution::CAUSAL,
     experts::EXPERTS,
     grouped_linear::ROWS,
     grouped_linear::HOPPER,
@@ -72,6 +74,7 @@ impl CudaKernelRegistry {
             adjust::entries(),
             attention::entries(),
             attention_training::entries(),
+            convolution::entries(),
             experts::entries(),
             grouped_linear::entries(),
             linear::entries(),

@@ -8,7 +8,7 @@ use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, composite, grid, input, name, numbers, output,
 };
 
-pub(super) const EXPERTS: KernelText<'_> = KernelText::new(include_str!("../../kernels/experts.cu"));
+pub(super) const EXPERTS: KernelText<'_> = KernelText::new(include_str!("../../kernels/experts.cu")).early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
@@ -73,7 +73,12 @@ fn permutation(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
 fn combine(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let (y, places) = (&spec.inputs[0], &spec.inputs[1]);
     let [tokens, top_k] = [places.shape[0], places.shape[1]];
-    let args = vec![input(0), input(1), input(2), output(0), numbers(&[top_k, y.shape[0], y.shape[1]])];
+    let vector = if (y.shape[1] * y.dtype.size_bytes()).is_multiple_of(16) { 16 / y.dtype.size_bytes() } else { 1 };
+    let [top_k_text, vector_text] = [top_k, vector].map(|n| n.to_string());
+    let defines = [("D", name(y.dtype)), ("TOP_K", &*top_k_text), ("VECTOR", &*vector_text)];
+    let args = vec![input(0), input(1), input(2), output(0), numbers(&[y.shape[0], y.shape[1]])];
     let blocks = if y.shape[1] == 0 { 0 } else { tokens };
-    grid(CudaSource::new("expert_combine", &[("D", name(y.dtype))], &EXPERTS), [blocks, 1, 1], 256, args)
+    // A thread a vector, as far as that goes.
+    let threads = y.shape[1].div_ceil(vector).next_multiple_of(32).clamp(32, 256);
+    grid(CudaSource::new("expert_combine", &defines, &EXPERTS), [blocks, 1, 1], threads as u32, args)
 }

@@ -11,7 +11,7 @@ use crate::kernel::{
     name, numbers, output,
 };
 
-pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu"));
+pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).early_launch();
 pub(super) const TILES: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).with_tiles();
 pub(super) const HOPPER: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/grouped_sm90.cu")).with_hopper().early_launch();
@@ -166,6 +166,6 @@ fn for_all(spec: &CudaKernelSpec<'_>, gathered: bool, half: bool) -> Result<Cuda
         numbers(&[&extents[..], &of_scales].concat()),
     ];
     let source = CudaSource::new("grouped_rows", &defines, &ROWS);
-    // One group more clears the rows behind the last.
-    grid(source, [columns.div_ceil(8), groups + 1, 1], 256, args)
+    // Fewer rows than groups begin as many of them at most. One more clears the rows behind the last.
+    grid(source, [columns.div_ceil(8), groups.min(rows) + 1, 1], 256, args)
 }

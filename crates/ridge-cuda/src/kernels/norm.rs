@@ -20,6 +20,8 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 /// Threads of a block, and 16-byte vectors that each holds at most.
 const THREADS: usize = 256;
 const MAX_VECTORS: usize = 16;
+/// Rows of a block of which each is a warp's.
+const LINES: usize = 8;
 
 /// Threads among which `kernels/norm.cu` divides a row of so many 16-byte vectors.
 pub(super) fn threads_of(vectors: usize) -> usize {
@@ -50,9 +52,13 @@ pub(super) fn launch(spec: &CudaKernelSpec<'_>, last: usize, [out, sum]: [Launch
     let x = &spec.inputs[0];
     let row = x.shape.last().copied().unwrap_or(1);
     let vectors = row * x.dtype.size_bytes() / 16;
+    let rows = x.len() / row;
     // A thread for each vector as far as that goes.
     let threads = threads_of(vectors);
+    // Short rows, as those of heads, by a warp each.
+    let lines = if threads == 32 && rows >= LINES { LINES } else { 1 };
     let (each, threads_text) = (vectors.div_ceil(threads).to_string(), threads.to_string());
+    let lines_text = lines.to_string();
     let add = if last == 2 { "1" } else { "0" };
     let defines = [
         ("D", name(x.dtype)),
@@ -60,7 +66,10 @@ pub(super) fn launch(spec: &CudaKernelSpec<'_>, last: usize, [out, sum]: [Launch
         ("ADD", add),
         ("VECTORS", &each),
         ("THREADS", &threads_text),
+        ("LINES", &lines_text),
     ];
-    let args = vec![input(0), input(last - 1), input(last), out, sum, LaunchArg::Float(op.eps as f32), numbers(&[row])];
-    grid(CudaSource::new("rms_norm", &defines, &NORM), [x.len() / row, 1, 1], threads as u32, args)
+    let eps = LaunchArg::Float(op.eps as f32);
+    let args = vec![input(0), input(last - 1), input(last), out, sum, eps, numbers(&[row, rows])];
+    let source = CudaSource::new("rms_norm", &defines, &NORM);
+    grid(source, [rows.div_ceil(lines), 1, 1], (threads * lines) as u32, args)
 }
