@@ -1,6 +1,6 @@
 // Around the products of experts: the router's choice, pairs of tokens and experts in the order of experts, and the sum of
 // what experts gave. Nothing is read back to the host. Floor: a launch each.
-// Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION; or none
+// Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION, with TOP_K; or none
 // of them, with D, TOP_K and VECTOR.
 
 #if ROUTER
@@ -88,19 +88,19 @@ extern "C" __global__ __launch_bounds__(128) void moe_router(
 }
 #elif PERMUTATION
 // A block makes an expert: it counts the pairs of experts before, and puts its own behind these, in their order. One block
-// more makes what goes to no expert. Numbers: pairs, top_k, experts.
+// more makes what goes to no expert. Numbers: pairs, experts.
 extern "C" __global__ __launch_bounds__(256) void expert_permutation(
     const int* __restrict__ ids, const int* __restrict__ seq_ids, int* __restrict__ rows, int* __restrict__ places,
-    int* __restrict__ offsets, Numbers<3> n
+    int* __restrict__ offsets, Numbers<2> n
 ) {
     __shared__ int lower[8], counts[8];
     others_may_begin();
     after_others();
-    const int pairs = (int)n.v[0], top_k = (int)n.v[1], experts = (int)n.v[2], mine = blockIdx.x;
+    const int pairs = (int)n.v[0], experts = (int)n.v[1], mine = blockIdx.x;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     auto expert = [&](int pair) {
         const int id = ids[pair];
-        return id < 0 || id >= experts || seq_ids[pair / top_k] < 0 ? experts : id;
+        return id < 0 || id >= experts || seq_ids[pair / TOP_K] < 0 ? experts : id;
     };
     // A warp goes over pairs that follow each other, so that it needs no other's counts but where it begins.
     const int share = (pairs + 8 * 32 - 1) / (8 * 32) * 32, begin = min(warp * share, pairs), end = min(begin + share, pairs);
@@ -136,7 +136,7 @@ extern "C" __global__ __launch_bounds__(256) void expert_permutation(
         if (is) {
             const int place = next + __popc(votes & ((1u << lane) - 1));
             places[pair] = place;
-            rows[place] = pair / top_k;
+            rows[place] = pair / TOP_K;
         }
         next += __popc(votes);
     }

@@ -21,6 +21,8 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
     const int* __restrict__ index, X::Raw* __restrict__ y, Numbers<5> n
 ) {
     __shared__ __align__(128) u8 room[2 * HALF];
+    others_may_begin();
+    after_others();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int groups = (int)n.v[2], column = blockIdx.x * COLUMNS;
     const i64 columns = n.v[3], depth = n.v[4];
@@ -213,10 +215,11 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
         }
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
+            if (first + r >= end) break;
             float sum = sums[r];
 #pragma unroll
             for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            if (lane == 0 && first + r < end) y[(first + r) * columns + column] = Y::store(sum);
+            if (lane == 0) y[(first + r) * columns + column] = Y::store(sum);
         }
     }
 }

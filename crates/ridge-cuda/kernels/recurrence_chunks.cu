@@ -69,18 +69,17 @@ __device__ inline void multiply(float (*sum)[4], const float* a, const float* b,
             u32 right[2][3];
 #pragma unroll
             for (int i = 0; i < 2; ++i) thirds(neighbours<B_DEEP>(b + tile * 8 * B_COLUMN + i * 8 * B_DEEP), right[i]);
-            // Products of less than 2^-24 of the whole are left out.
-            float high[4] = {}, rest[4] = {};
+            // By order of magnitude, so that one does not wait for the other; products of less than 2^-24 of the whole are left out.
+            float of[3][4] = {};
 #pragma unroll
-            for (int order = 2; order >= 0; --order)
+            for (int order = 0; order < 3; ++order)
 #pragma unroll
                 for (int i = 0; i <= order; ++i)
                     Mma<BF16>::of(
-                        order == 0 ? high : rest, left[0][i], left[1][i], left[2][i], left[3][i], right[0][order - i],
-                        right[1][order - i]
+                        of[order], left[0][i], left[1][i], left[2][i], left[3][i], right[0][order - i], right[1][order - i]
                     );
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sum[tile][i] += high[i] + rest[i];
+            for (int i = 0; i < 4; ++i) sum[tile][i] += of[0][i] + (of[1][i] + of[2][i]);
         }
     }
 }
@@ -141,7 +140,7 @@ __device__ inline bool find_chunk(const int* starts, int rows, i64 tokens, i64 n
 #define OF_CHUNK (SCORES * CHUNK * CHUNK + 2 * CHUNK)
 
 // The weights of V in y; with a part of low rank those of u too, N and R. A block takes SLAB heads of a group, one with such a part.
-extern "C" __global__ __launch_bounds__(THREADS) void recurrence_scores(
+extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ decay, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, float* __restrict__ scores, Numbers<5> n
 ) {
@@ -249,7 +248,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_scores(
 #define S_ROW (part * S_ROWS * 16 + s_row + in_tile + (e >> 1) * 8)
 #define S_COLUMN (s_column + tile * 8 + pair + (e & 1))
 
-extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_chunks(
+extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 ? 1 : 3) void recurrence_chunks(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, const float* __restrict__ scores,

@@ -58,15 +58,9 @@ fn router(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
 fn permutation(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<ExpertPermutation>().ok_or("no expert_permutation in the group")?;
     let ids = &spec.inputs[0];
-    let args = vec![
-        input(0),
-        input(1),
-        output(0),
-        output(1),
-        output(2),
-        numbers(&[ids.len(), ids.shape[1].max(1), op.experts]),
-    ];
-    let source = CudaSource::new("expert_permutation", &[("PERMUTATION", "1")], &EXPERTS);
+    let args = vec![input(0), input(1), output(0), output(1), output(2), numbers(&[ids.len(), op.experts])];
+    let top_k = ids.shape[1].max(1).to_string();
+    let source = CudaSource::new("expert_permutation", &[("PERMUTATION", "1"), ("TOP_K", &top_k)], &EXPERTS);
     grid(source, [op.experts + 1, 1, 1], 256, args)
 }
 

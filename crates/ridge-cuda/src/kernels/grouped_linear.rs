@@ -12,7 +12,8 @@ use crate::kernel::{
 };
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).early_launch();
-pub(super) const TILES: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).with_tiles();
+pub(super) const TILES: KernelText<'_> =
+    KernelText::new(include_str!("../../kernels/grouped_linear.cu")).with_tiles().early_launch();
 pub(super) const HOPPER: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/grouped_sm90.cu")).with_hopper().early_launch();
 

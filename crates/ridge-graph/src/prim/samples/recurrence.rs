@@ -46,6 +46,8 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         sample.inputs[3] = Value::Plain(rates);
     }
     samples.extend(resets);
+    // Three sequences, the longest of ten chunks.
+    samples.extend(of_cases(&mut rng, &[(&[290, 3, 140], 1, [1, 2, 12, 5], false)], 0.1));
     samples
 }
 
