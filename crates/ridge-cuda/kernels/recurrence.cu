@@ -104,3 +104,66 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
         }
     }
 }
+
+// Heads of one value whose keys decay by themselves, as channels of Mamba-1: a block has COLUMNS heads of a group. Nothing is shared but by
+// cache, and tokens are read AHEAD at a time.
+#define AHEAD 4
+
+#if !LOW_RANK && DECAYS == KEY
+extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence_channels(
+    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+    const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
+    float* __restrict__ y, float* __restrict__ after, Numbers<4> n
+) {
+    const i64 tokens = n.v[0], rows = n.v[1], groups = n.v[2], heads = n.v[3], tiles = (heads + COLUMNS - 1) / COLUMNS;
+    const int t = threadIdx.x, slice = t % SLICES;
+    if (blockIdx.x == tiles * rows) {
+        // Tokens of no sequence.
+        for (i64 i = starts[rows] * heads + t; i < tokens * heads; i += SLICES * COLUMNS) y[i] = 0.0f;
+        return;
+    }
+    const i64 row = blockIdx.x / tiles, mine = blockIdx.x % tiles * COLUMNS + t / SLICES;
+    const bool has = mine < heads;
+    const i64 head = has ? mine : heads - 1, group = head * groups / heads, base = (row * heads + head) * KEY;
+    float s[MINE];
+#pragma unroll
+    for (int j = 0; j < MINE; ++j) {
+        const int i = j * SLICES + slice;
+        s[j] = i < KEY ? before[base + i] : 0.0f;
+    }
+    const i64 end = min((i64)starts[row + 1], tokens);
+    for (i64 token = max(starts[row], 0); token < end; token += AHEAD) {
+        float qs[AHEAD][MINE], ks[AHEAD][MINE], rates[AHEAD][MINE], x[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const i64 at = min(token + a, end - 1);
+            x[a] = v[at * heads + head];
+#pragma unroll
+            for (int j = 0; j < MINE; ++j) {
+                const int i = min(j * SLICES + slice, KEY - 1);
+                const bool is = j * SLICES + slice < KEY;
+                qs[a][j] = is ? q[(at * groups + group) * KEY + i] : 0.0f;
+                ks[a][j] = is ? k[(at * groups + group) * KEY + i] : 0.0f;
+                rates[a][j] = decay[(at * heads + head) * KEY + i];
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            if (token + a >= end) break;
+            Compensated sum;
+#pragma unroll
+            for (int j = 0; j < MINE; ++j) {
+                s[j] = fmaf(ks[a][j], x[a], s[j] * op_exp(rates[a][j]));
+                sum.add_product(qs[a][j], s[j]);
+            }
+            const float result = sum.over_slices();
+            if (has && slice == 0) y[(token + a) * heads + head] = result;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < MINE; ++j) {
+        const int i = j * SLICES + slice;
+        if (has && i < KEY) after[base + i] = s[j];
+    }
+}
+#endif

@@ -22,6 +22,9 @@ const MAX_KEY: usize = 512;
 /// Tokens of a row from which on they are taken in chunks, where all keys of a head decay alike.
 const LEAST: usize = 16;
 
+/// Keys of a head at most where it has one value: a thread has a quarter of those of some tokens in registers.
+const MAX_KEY_OF_CHANNELS: usize = 64;
+
 /// Keys of a head at most for chunks: their state and the keys of a chunk are in shared memory.
 const MAX_KEY_OF_CHUNKS: usize = 256;
 
@@ -64,13 +67,25 @@ impl Extents {
         blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args)
     }
 
+    /// The launch for heads of one value whose keys decay by themselves.
+    fn by_channels(&self) -> Result<CudaKernel, String> {
+        let key = self.key.to_string();
+        let least = i32::MAX.to_string();
+        let defines = [("KEY", &*key), ("DECAYS", &*key), ("LOW_RANK", "0"), ("LEAST", &*least)];
+        let source = CudaSource::new("recurrence_channels", &defines, &RECURRENCE);
+        let args = (0..6).map(input).chain([output(0), output(1)]);
+        let args = args.chain([numbers(&[self.tokens, self.rows, self.groups, self.heads])]).collect();
+        grid(source, [self.rows * self.heads.div_ceil(COLUMNS) + 1, 1, 1], THREADS, args)
+    }
+
     /// The launches that take rows of at least [`LEAST`] tokens in chunks, the bytes of their scratch, and the most bytes of shared
     /// memory that one takes.
     fn in_chunks(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let depth = self.key.next_power_of_two().max(32);
         // Heads of a group have its products of keys in common.
-        let of_group = self.heads / self.groups.max(1);
-        let slab = if self.low_rank || self.heads % self.groups.max(1) > 0 { 1 } else { largest_divisor(of_group, 4) };
+        let groups = self.groups.max(1);
+        let alike = !self.low_rank && self.heads.is_multiple_of(groups);
+        let slab = if alike { largest_divisor(self.heads / groups, 4) } else { 1 };
         let [key, slab_text, least] = [self.key, slab, LEAST].map(|n| n.to_string());
         let low_rank = if self.low_rank { "1" } else { "0" };
         let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
@@ -120,8 +135,10 @@ pub(super) fn recurrence(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String
         return Ok(CudaKernel::default());
     }
     let all = Extents { tokens, rows, groups, heads, key, value, low_rank: spec.inputs.len() == 8 };
-    // A row of one value, as Mamba-1 has them, would fill one column in 32.
-    let chunks = tokens >= LEAST && decay.shape[2] == 1 && key <= MAX_KEY_OF_CHUNKS && value > 1;
+    if value == 1 && decay.shape[2] == key && !all.low_rank && key <= MAX_KEY_OF_CHANNELS {
+        return all.by_channels();
+    }
+    let chunks = tokens >= LEAST && decay.shape[2] == 1 && key <= MAX_KEY_OF_CHUNKS;
     if !chunks {
         return Ok(all.token_by_token(decay.shape[2], i32::MAX as usize));
     }
