@@ -7,7 +7,7 @@
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `linear_attention.rs`, `rwkv6.rs`, `rwkv7.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
-//! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` one with windows, `vit.rs` a classifier of images, and
+//! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` and `long_bert.rs` have some with windows, `vit.rs` a classifier of images, and
 //! `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
@@ -32,6 +32,7 @@ mod gemma4;
 mod gguf_mapping;
 mod glm4;
 mod glm4_moe;
+mod global_token;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -46,6 +47,7 @@ mod lfm2;
 mod linear_attention;
 mod llama;
 mod llama4;
+mod long_bert;
 mod mamba;
 mod mamba2;
 mod minimax_m2;
