@@ -19,6 +19,7 @@ mod rope;
 mod sampling;
 mod tokens;
 mod training;
+mod wkv;
 
 use ridge_graph::passes;
 
@@ -29,7 +30,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 25] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 26] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -55,6 +56,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 25] = [
     tokens::TOKENS,
     training::LOSS,
     training::SUMS,
+    wkv::WKV,
 ];
 
 /// The kernels that may claim patterns, by name. A backend has one, to which its caller may add.
@@ -84,6 +86,7 @@ impl CudaKernelRegistry {
             sampling::entries(),
             tokens::entries(),
             training::entries(),
+            wkv::entries(),
         ];
         Self { entries: entries.concat() }
     }

@@ -12,7 +12,7 @@ use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, gemma4, glm4,
     glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama,
     llama4, long_bert, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2,
-    olmoe, phi3, qwen, qwen3_moe, qwen3_next, rwkv6, rwkv7, smollm3, stablelm, starcoder2, vit, zamba2,
+    olmoe, phi3, qwen, qwen3_moe, qwen3_next, rwkv4, rwkv6, rwkv7, smollm3, stablelm, starcoder2, vit, zamba2,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -78,6 +78,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen3_next::QWEN3_NEXT,
     &linear_attention::RETNET,
     &bert::ROBERTA,
+    &rwkv4::RWKV4,
     &rwkv6::RWKV6,
     &rwkv7::RWKV7,
     &smollm3::SMOLLM3,
