@@ -10,6 +10,7 @@ use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
 
 use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
+use crate::input;
 
 /// Serve a model over HTTP with an OpenAI-compatible API
 ///
@@ -245,6 +246,12 @@ impl LogLevelArg {
 }
 
 impl ServeArgs {
+    /// The template that `--chat-template` names, if any: name, file and text.
+    pub(super) fn chat_template(&self) -> Result<Option<(String, String, String)>> {
+        let read = |file: &PathBuf| Ok(("default".to_owned(), file.display().to_string(), input::file(file)?));
+        self.chat_template.as_ref().map(read).transpose()
+    }
+
     /// The settings of the server.
     ///
     /// # Errors

@@ -4,7 +4,6 @@ mod args;
 mod reranker;
 
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -28,7 +27,6 @@ pub(crate) use args::ServeArgs;
 
 use crate::conversation::story_template;
 use crate::error::{Result, refused};
-use crate::input;
 use crate::output::{LoadProgress, columns, count, note, print};
 
 /// The default context: sufficient for most uses, without the memory of a model's maximum.
@@ -98,16 +96,10 @@ fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>> {
     Ok(if files.has_tokenizer() { Some(files.tokenizer()?) } else { None })
 }
 
-/// The template that the user gave, if any: name, file and text.
-fn chat_template(args: &ServeArgs) -> Result<Option<(String, String, String)>> {
-    let given = |file: &PathBuf| Ok(("default".to_owned(), file.display().to_string(), input::file(file)?));
-    args.chat_template.as_ref().map(given).transpose()
-}
-
 fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
     let templates = files.chat_templates()?;
     let embedded = || (templates.is_empty() && files.is_embedded()).then(story_template);
-    let given = chat_template(args)?.or_else(embedded);
+    let given = args.chat_template()?.or_else(embedded);
     Ok(match given {
         Some(template) => templates.with_files(vec![template]),
         None => templates,

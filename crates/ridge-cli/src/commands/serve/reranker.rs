@@ -4,7 +4,7 @@ use ridge_models::{EncoderConfig, ModelFiles, SentenceConfig, WordScore};
 use ridge_serve::renders_pairs;
 use ridge_text::ChatTemplates;
 
-use super::{ServeArgs, chat_template};
+use super::args::ServeArgs;
 use crate::error::{Result, refused};
 use crate::output::note;
 
@@ -32,7 +32,7 @@ pub(super) fn templates(args: &ServeArgs, files: &ModelFiles, config: &EncoderCo
         return Ok(ChatTemplates::default());
     }
     let own = files.chat_templates()?;
-    if let Some(given) = chat_template(args)? {
+    if let Some(given) = args.chat_template()? {
         let given = own.with_files(vec![given]);
         return match renders_pairs(&given) {
             true => Ok(given),
