@@ -343,12 +343,12 @@ impl TextEmbedder {
         py.detach(|| {
             let opened = source.open()?;
             let said = opened.files().sentence_config().map_err(|error| raised(error.into()))?;
-            let pooling = said.map_or(ridge_models::Pooling::Mean, |said| said.pooling);
-            let normalize = normalize.unwrap_or(said.is_some_and(|said| said.normalize));
+            let mut sentence = said.unwrap_or_default();
+            sentence.normalize = normalize.unwrap_or(sentence.normalize);
             let tokenizer = opened.tokenizer().map_err(raised)?;
-            let options = EmbedOptions { pooling, normalize, tokens: STEP };
+            let options = EmbedOptions::new(sentence, STEP);
             let embedder = opened.on(source.placement.clone()).embedder(options).map_err(raised)?;
-            let max_tokens = said.and_then(|said| said.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
+            let max_tokens = embedder.max_tokens();
             Ok(Self { embedder: Mutex::new(embedder), tokenizer, max_tokens })
         })
     }

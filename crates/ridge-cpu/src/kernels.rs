@@ -27,6 +27,7 @@ mod table_write;
 mod tile_product;
 mod token_layout;
 mod training_attention;
+mod wkv;
 
 use crate::kernel::KernelEntry;
 
@@ -55,5 +56,6 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(table_write::entries());
     entries.extend(token_layout::entries());
     entries.extend(training_attention::entries());
+    entries.extend(wkv::entries());
     entries
 }

@@ -20,6 +20,7 @@ mod rope;
 mod sampling;
 mod tokens;
 mod training;
+mod wkv;
 
 use ridge_graph::passes;
 
@@ -30,7 +31,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 27] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 28] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -58,6 +59,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 27] = [
     tokens::TOKENS,
     training::LOSS,
     training::SUMS,
+    wkv::WKV,
 ];
 
 /// The kernels that may claim patterns, by name. A backend has one, to which its caller may add.
@@ -88,6 +90,7 @@ impl CudaKernelRegistry {
             sampling::entries(),
             tokens::entries(),
             training::entries(),
+            wkv::entries(),
         ];
         Self { entries: entries.concat() }
     }

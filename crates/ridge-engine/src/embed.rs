@@ -3,20 +3,27 @@
 use std::ops::Range;
 
 use ridge_graph::{Bindings, DType, Graph, Tensor};
-use ridge_models::{Encoder, Model, Pooling, block_table_name, symbols, windows, with_blocks, with_pooling};
+use ridge_models::{Encoder, Model, SentenceConfig, block_table_name, symbols, windows, with_blocks, with_pooling};
 use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
 
 use crate::error::{EngineError, Result};
 
 /// How texts become vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbedOptions {
-    /// How the vectors of a text's tokens become one.
-    pub pooling: Pooling,
-    /// Divide each vector by its Euclidean norm.
-    pub normalize: bool,
+    /// How the vectors of a text's tokens become one, and what that goes through.
+    pub sentence: SentenceConfig,
     /// Tokens of a step at most, unless one text alone has more.
     pub tokens: usize,
+    /// Of a model that is a classifier, give a text's score for each label instead of a vector.
+    pub scores: bool,
+}
+
+impl EmbedOptions {
+    /// Vectors as `sentence` says, in steps of `tokens` tokens.
+    pub fn new(sentence: SentenceConfig, tokens: usize) -> Self {
+        Self { sentence, tokens, scores: false }
+    }
 }
 
 /// A text of tokens, each of a segment; those of one text alone are of segment 0.
@@ -64,7 +71,12 @@ impl Embedder {
     /// # Errors
     /// When the device cannot run the model.
     pub fn of_encoder(session: Session, encoder: &Encoder, options: EmbedOptions) -> Result<Self> {
+        let scores = options.scores && encoder.labels > 0;
         let mut made = Self::new(session, encoder.graph.clone(), (encoder.vocab_size, encoder.max_context), options)?;
+        if scores {
+            made.output = "scores".to_owned();
+            made.labels = encoder.labels;
+        }
         made.compile()?;
         Ok(made)
     }
@@ -74,23 +86,9 @@ impl Embedder {
     /// # Errors
     /// When the device cannot run the model.
     pub fn of_decoder(session: Session, model: &Model, options: EmbedOptions) -> Result<Self> {
-        let graph = with_pooling(&model.graph).map_err(ridge_runtime::RuntimeError::from)?;
+        let graph = with_pooling(&model.graph, &[]).map_err(ridge_runtime::RuntimeError::from)?;
         let mut made = Self::new(session, graph, (model.vocab_size, model.max_context), options)?;
         made.block_size = Some(model.block_size);
-        Ok(made)
-    }
-
-    /// For the classifier of an encoder, whose weights `session` has: a text's vector is its score for each label. Steps have
-    /// `tokens` tokens at most, unless one text alone has more.
-    ///
-    /// # Errors
-    /// When the device cannot run the model, or it has no classifier.
-    pub fn of_classifier(session: Session, encoder: &Encoder, tokens: usize) -> Result<Self> {
-        let options = EmbedOptions { pooling: Pooling::Cls, normalize: false, tokens };
-        let mut made = Self::new(session, encoder.graph.clone(), (encoder.vocab_size, encoder.max_context), options)?;
-        made.output = "scores".to_owned();
-        made.labels = encoder.labels;
-        made.compile()?;
         Ok(made)
     }
 
@@ -98,7 +96,8 @@ impl Embedder {
         if options.tokens == 0 {
             return Err(EngineError::Setting { name: "tokens", value: "0".into(), why: "must be at least 1".into() });
         }
-        let output = options.pooling.output(options.normalize);
+        let output = options.sentence.pooling.output(options.sentence.normalize);
+        let most = options.sentence.max_tokens.unwrap_or(usize::MAX).min(most);
         let (tokens, blocks) = (options.tokens, 0);
         Ok(Self { session, graph, compiled: None, output, vocab, most, tokens, block_size: None, blocks, labels: 0 })
     }
@@ -108,7 +107,7 @@ impl Embedder {
         self.labels
     }
 
-    /// Tokens of a text at most.
+    /// Tokens of a text at most: as the model and the options say.
     pub fn max_tokens(&self) -> usize {
         self.most
     }

@@ -65,6 +65,7 @@ mod swiglu;
 mod table_write;
 mod token_layout;
 mod user_gradient;
+mod wkv;
 
 pub use accept_candidates::AcceptCandidates;
 pub use adafactor::Adafactor;
@@ -114,3 +115,4 @@ pub use swiglu::Swiglu;
 pub use table_write::TableWrite;
 pub use token_layout::TokenLayout;
 pub use user_gradient::UserGradient;
+pub use wkv::Wkv;

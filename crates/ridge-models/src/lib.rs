@@ -16,7 +16,9 @@
 
 pub mod config;
 mod cut;
+mod dense;
 pub mod embedded;
+mod embedding;
 mod error;
 pub mod families;
 mod fixed;
@@ -27,6 +29,7 @@ mod module;
 pub mod parallel;
 mod pooling;
 mod rows;
+mod sentence;
 mod shares;
 pub mod source;
 pub mod summary;
@@ -34,6 +37,7 @@ mod training;
 mod weights;
 
 pub use config::{DecoderConfig, GenerationConfig, RopeConfig, RopeScaling};
+pub use dense::{DenseActivation, DenseLayer};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result};
 pub use families::{
@@ -47,10 +51,11 @@ pub use model::{
     block_table_name, blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks, with_reached,
 };
 pub use module::{Module, StateGroup};
-pub use pooling::{Pooling, SentenceConfig, with_pooling};
+pub use pooling::{Pooling, with_pooling};
 pub use rows::{
     LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_rows,
 };
+pub use sentence::{SentenceConfig, WordScore};
 pub use shares::Shares;
 pub use source::ModelFiles;
 pub use summary::Summary;

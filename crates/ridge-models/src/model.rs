@@ -80,6 +80,8 @@ pub struct Encoder {
     pub max_context: usize,
     /// Labels of its classifier; 0 without one.
     pub labels: usize,
+    /// Do tokens see those before them only, as in a decoder?
+    pub causal: bool,
 }
 
 /// A classifier of images ready to be compiled: a module that sees images of one size.
@@ -312,14 +314,16 @@ pub(crate) fn with_attended(cost: &Cost, bindings: Bindings, context: usize) -> 
     seen.into_iter().fold(bindings, |all, (name, seen)| all.with(&name, seen))
 }
 
-/// `bindings` with the (query, key) pairs of one text of `tokens` tokens that see each other, for every window on both sides that
-/// `cost` has some of.
-pub(crate) fn with_pairs_of_text(cost: &Cost, bindings: Bindings, tokens: usize) -> Bindings {
+/// `bindings` with the (query, key) pairs of one text of `tokens` tokens that see each other, or if `causal` those before
+/// them, for every window that `cost` has some of.
+pub(crate) fn with_pairs_of_text(cost: &Cost, bindings: Bindings, tokens: usize, causal: bool) -> Bindings {
     let seen = |sym: &Sym| {
         let of = sym.name().strip_prefix(symbols::PAIRS)?;
         let window = if of.is_empty() { tokens } else { of.strip_prefix(WITHIN)?.parse::<usize>().ok()?.min(tokens) };
+        // Pairs of two tokens that are less than `window` places apart.
         let others = window.saturating_sub(1);
-        let pairs = tokens.saturating_add(others.saturating_mul(window + 2 * (tokens - window)));
+        let apart = others.saturating_mul(window + 2 * (tokens - window)) / 2;
+        let pairs = tokens.saturating_add(if causal { apart } else { apart.saturating_mul(2) });
         Some((sym.name().to_owned(), pairs))
     };
     let seen: Vec<_> = cost.matrix_flops.symbols().filter_map(seen).collect();

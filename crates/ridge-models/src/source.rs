@@ -15,7 +15,6 @@ use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
 use crate::families::{EncoderConfig, LlamaConfig, ModelConfig, NetworkConfig};
 use crate::gguf;
-use crate::pooling::SentenceConfig;
 
 /// The files of one model. Opening reads `config.json`; weights and tokenizer are read when asked for, so a folder
 /// that holds only `config.json` is enough to plan a model or to run it with random weights.
@@ -46,7 +45,6 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 /// How images are prepared.
 const PREPROCESSOR_CONFIG: &str = "preprocessor_config.json";
-const MODULES: &str = "modules.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
 const LEGACY_CHAT_TEMPLATE: &str = "chat_template.json";
@@ -98,6 +96,14 @@ impl ModelFiles {
     /// A model that is a configuration alone, the text of a `config.json`; `name` is what it is called.
     pub fn of_text(name: &str, config: &str) -> Self {
         Self { origin: Origin::Config(PathBuf::from(name)), config_text: language_model(config.to_owned()) }
+    }
+
+    /// The folder of the model, if it is one.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match &self.origin {
+            Origin::Folder(folder) => Some(folder),
+            _ => None,
+        }
     }
 
     /// Are there files of weights, complete or not?
@@ -207,22 +213,6 @@ impl ModelFiles {
             NetworkConfig::Decoder(_) => self.config().map(NetworkConfig::Decoder),
             other => Ok(other),
         }
-    }
-
-    /// What sentence-transformers' files beside the model say, if they are there.
-    ///
-    /// # Errors
-    ///
-    /// [`ModelError::Files`] if a file cannot be read, else as for [`SentenceConfig::read`].
-    pub fn sentence_config(&self) -> Result<Option<SentenceConfig>> {
-        const ACTION: &str = "read how texts become vectors";
-        if let Some(gguf) = self.gguf() {
-            let said = |pooling| SentenceConfig { pooling, normalize: false, max_tokens: None };
-            return Ok(gguf::pooling(gguf)?.map(said));
-        }
-        let modules = self.optional_text(MODULES, ACTION)?;
-        let read = |name: &str| self.optional_text(name, ACTION);
-        modules.map(|modules| SentenceConfig::read(&modules, &|name| self.file(name), &read)).transpose()
     }
 
     /// What is done to an image before the model sees it.
@@ -357,7 +347,7 @@ impl ModelFiles {
     }
 
     /// A file of the model that need not be there.
-    fn optional_text(&self, name: &str, action: &'static str) -> Result<Option<String>> {
+    pub(crate) fn optional_text(&self, name: &str, action: &'static str) -> Result<Option<String>> {
         match &self.origin {
             Origin::Embedded(model) => Ok(match name {
                 TOKENIZER_CONFIG => Some(model.tokenizer_config.to_owned()),
@@ -376,7 +366,7 @@ impl ModelFiles {
     }
 
     /// What errors call the file `name` of this model.
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         match &self.origin {
             Origin::Embedded(model) => format!("{} (embedded) {name}", model.name),
             Origin::Folder(folder) => folder.join(name).display().to_string(),

@@ -192,7 +192,9 @@ impl EncoderSummary {
             max_context: encoder.max_context,
             hidden_size: encoder.hidden_size,
             tokens,
-            text: step_cost(&encoder.graph, "hidden", |cost| with_pairs_of_text(cost, step, tokens))?,
+            text: step_cost(&encoder.graph, "hidden", |cost| {
+                with_pairs_of_text(cost, with_reached(cost, step, tokens), tokens, encoder.causal)
+            })?,
         })
     }
 }

@@ -24,7 +24,7 @@ pub struct ServedModel {
     pub name: String,
     /// Without a tokenizer, prompts and outputs are token ids.
     pub tokenizer: Option<Tokenizer>,
-    /// The chat templates, if it has any.
+    /// The chat templates, if it has any; of a reranker that is a decoder, that of a query and a document.
     pub templates: ChatTemplates,
     /// End tokens.
     pub eos: Vec<u32>,

@@ -63,7 +63,7 @@ pub use error::{Error, Result, Smaller};
 pub use experts::{DispatchTime, ExpertBench, ExpertBenchSettings};
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
-    estimate_memory, load_engine, load_model, load_network, round_network,
+    estimate_memory, load_embedder, load_engine, load_model, load_network, round_network,
 };
 pub use model::{Model, PlacedModel, Writer};
 pub use placement::{Device, OpenDevice, Placement, TensorParallel};
@@ -76,6 +76,6 @@ pub use ridge_engine::{
     EmbedOptions, Embedder, Engine, EngineOptions, Finish, Generated, Request, Sampling, TextStream, service,
 };
 pub use ridge_graph::{DType, FormatRef};
-pub use ridge_models::ModelFiles;
+pub use ridge_models::{ModelFiles, SentenceConfig};
 pub use ridge_runtime::CollectiveError;
 pub use ridge_text::Tokenizer;

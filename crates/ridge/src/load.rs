@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ridge_engine::{Engine, EngineOptions};
+use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions};
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{DType, Role};
 use ridge_hw::units::Bytes;
@@ -65,7 +65,7 @@ fn network_weights(files: &ModelFiles, config: &NetworkConfig, random: bool) -> 
     match config {
         NetworkConfig::Decoder(config) => weights(files, config, random),
         _ if random => Ok(WeightSource::Random(config.torch_dtype().unwrap_or(DType::F32))),
-        _ => Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?))),
+        _ => Ok(WeightSource::Checkpoint(Arc::new(files.network_checkpoint(config)?))),
     }
 }
 
@@ -135,6 +135,32 @@ pub fn load_network(
     let mut session = Session::new(device.backend);
     network.module().load(&source, &mut session, None, |done| observer.loading(done, total))?;
     Ok(LoadedNetwork { session, network })
+}
+
+/// Loads a model onto one device to make vectors of texts, or to score them.
+///
+/// # Errors
+/// As for [`load_network`], and when it sees images.
+pub fn load_embedder(
+    files: &ModelFiles,
+    options: EmbedOptions,
+    numbers: &NumberSettings,
+    placement: &Placement,
+    random_weights: bool,
+    observer: &mut dyn LoadObserver,
+) -> Result<Embedder> {
+    let config = files.embedding_config(&options.sentence)?;
+    let no_texts = || Error::Kind { model: files.to_string(), wanted: "text model" };
+    if matches!(config, NetworkConfig::ImageClassifier(_)) {
+        return Err(no_texts());
+    }
+    let LoadedNetwork { session, network } =
+        load_network(files, &config, numbers, placement, random_weights, observer)?;
+    Ok(match &network {
+        Network::Encoder(encoder) => Embedder::of_encoder(session, encoder, options)?,
+        Network::Decoder(model) => Embedder::of_decoder(session, model, options)?,
+        Network::ImageClassifier(_) => return Err(no_texts()),
+    })
 }
 
 /// Which matrices a format leaves as they are, and why; `None` where it leaves none.

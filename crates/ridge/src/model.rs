@@ -8,14 +8,14 @@ use ridge_engine::scoring::{Scorer, ScorerOptions};
 use ridge_engine::service::{Policy, Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions, Finish, Request, Sampling, TextStream};
 use ridge_graph::{DType, FormatRef};
-use ridge_models::{ModelConfig, ModelFiles, Network};
+use ridge_models::{ModelConfig, ModelFiles};
 use ridge_runtime::Backend;
 use ridge_text::template::{ChatInput, Clock, Data};
 use ridge_text::{ChatTemplates, Tokenizer};
 
 use crate::admission::{CacheSize, EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
 use crate::error::{Error, Result};
-use crate::load::{LoadObserver, LoadedModel, RunSettings, load_model, load_network};
+use crate::load::{LoadObserver, LoadedModel, RunSettings, load_embedder, load_model};
 use crate::placement::Placement;
 use crate::settings::{ActivationMode, NumberSettings};
 
@@ -211,15 +211,7 @@ impl PlacedModel {
     /// As for [`engine`](Self::engine), and when it sees images.
     pub fn embedder(&self, options: EmbedOptions) -> Result<Embedder> {
         let Model { files, numbers, random_weights, .. } = &self.model;
-        let config = files.network_config()?;
-        let loaded = load_network(files, &config, numbers, &self.placement, *random_weights, &mut ())?;
-        Ok(match &loaded.network {
-            Network::Encoder(encoder) => Embedder::of_encoder(loaded.session, encoder, options)?,
-            Network::Decoder(model) => Embedder::of_decoder(loaded.session, model, options)?,
-            Network::ImageClassifier(_) => {
-                return Err(Error::Kind { model: files.to_string(), wanted: "text model" });
-            }
-        })
+        load_embedder(files, options, numbers, &self.placement, *random_weights, &mut ())
     }
 
     /// Loads it to score given texts, one at a time.

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ridge::LoadedNetwork;
-use ridge_engine::{EmbedOptions, Embedder, similarities};
-use ridge_models::{ModelFiles, Network, NetworkConfig, Pooling, SentenceConfig};
+use ridge_engine::{EmbedOptions, similarities};
+use ridge_models::{ModelFiles, NetworkConfig, Pooling, SentenceConfig};
 use ridge_text::Tokenizer;
 use serde_json::json;
 
 use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, whole};
-use crate::error::{Error, Result, refused};
+use crate::error::{Result, refused};
 use crate::input;
 use crate::output::{LoadProgress, columns, count, note, print, print_json};
 
@@ -106,32 +105,27 @@ impl PoolingArg {
 pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let settings = args.numbers.settings(args.model.clone())?;
     let files = ModelFiles::open(args.model.as_deref())?;
-    let config = files.network_config()?;
-    if matches!(config, NetworkConfig::ImageClassifier(_)) {
-        return Err(sees_images(&files));
+    if matches!(files.network_config()?, NetworkConfig::ImageClassifier(_)) {
+        return Err(refused("--model", files, "is an image classifier; use `ridge classify`"));
     }
     // An explicit pooling overrides that of the files, even if Ridge does not support the latter.
     let said = match args.pooling.chosen() {
-        Some(pooling) => Some(SentenceConfig { pooling, normalize: false, max_tokens: None }),
+        Some(pooling) => Some(SentenceConfig { pooling, ..SentenceConfig::default() }),
         None => files.sentence_config()?,
     };
-    let pooling = said.map_or(Pooling::Mean, |s| s.pooling);
-    let normalize = !args.no_normalize && (args.normalize || said.is_some_and(|s| s.normalize));
     if said.is_none() && !args.quiet && !args.json {
         note("the model's files do not specify a pooling; using the mean (--pooling changes it)");
     }
+    let mut sentence = said.unwrap_or_default();
+    sentence.normalize = !args.no_normalize && (args.normalize || sentence.normalize);
+    let (pooling, normalize) = (sentence.pooling, sentence.normalize);
     let tokenizer = files.tokenizer()?;
     let texts = texts(&args.texts)?;
-    let options = EmbedOptions { pooling, normalize, tokens: args.batch_tokens };
+    let options = EmbedOptions::new(sentence, args.batch_tokens);
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
-    let LoadedNetwork { session, network } =
-        ridge::load_network(&files, &config, &settings.numbers, &placement, args.random_weights, &mut progress)?;
-    let mut embedder = match &network {
-        Network::Encoder(encoder) => Embedder::of_encoder(session, encoder, options)?,
-        Network::Decoder(model) => Embedder::of_decoder(session, model, options)?,
-        Network::ImageClassifier(_) => return Err(sees_images(&files)),
-    };
-    let most = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
+    let mut embedder =
+        ridge::load_embedder(&files, options, &settings.numbers, &placement, args.random_weights, &mut progress)?;
+    let most = embedder.max_tokens();
     let ids = texts.iter().map(|text| tokens(&tokenizer, text, most, args.truncate)).collect::<Result<Vec<_>>>()?;
     let vectors = embedder.embed(&ids)?;
     if args.json {
@@ -156,10 +150,6 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
         print(&format!("{}\n", line.join(" ")))?;
     }
     Ok(())
-}
-
-fn sees_images(files: &ModelFiles) -> Error {
-    refused("--model", files, "is an image classifier; use `ridge classify`")
 }
 
 /// The given texts, with the lines of standard input in place of `-`.

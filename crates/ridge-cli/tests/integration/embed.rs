@@ -54,3 +54,29 @@ fn what_cannot_be_is_refused_with_a_way_out() {
     assert_eq!(cut["embeddings"][0]["tokens"], 512);
     assert_eq!(ridge(&["embed"]).code, 2);
 }
+
+/// A model of the fixtures with its modules of sentence-transformers, whose vectors are those of the library.
+#[test]
+fn vectors_go_through_the_modules_of_the_model() {
+    let (name, width) = ("gemma3_encoder", 16);
+    let folder = crate::serve_rerank::with_words(name);
+    let fixtures = crate::common::repository().join("fixtures");
+    crate::common::copy_folder(&fixtures.join("sentences").join(name), folder.path());
+    let read = |path: String| std::fs::read(fixtures.join(path)).expect("a fixture");
+    let texts = read(format!("families/{name}/expected.safetensors"));
+    let texts = crate::serve_rerank::tensor(&texts, "batch_ids").into_iter().map(i64::from_le_bytes);
+    let text: Vec<String> = texts.map(|id| crate::serve_rerank::word(id as usize)).collect();
+    let wanted = read(format!("sentences/{name}/expected.safetensors"));
+    let wanted = crate::serve_rerank::tensor(&wanted, "sentence_f64").into_iter().map(f64::from_le_bytes);
+    let wanted: Vec<f64> = wanted.collect();
+    let model = folder.path().display().to_string();
+    let made = json(&["--model", &model, &text[..13].join(" "), &text[13..].join(" ")]);
+    assert_eq!(made["dimensions"], width, "{name}");
+    for (i, row) in wanted[width..].chunks(width).enumerate() {
+        let off = vector(&made, i).iter().zip(row).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(off < 1e-5, "{name} {i}: off by {off:e}");
+    }
+    // Another pooling than that of the files has nothing behind it.
+    let plain = json(&["--model", &model, "--pooling", "max", "w5"]);
+    assert_ne!(plain["dimensions"], width, "{name}");
+}

@@ -6,21 +6,37 @@ use crate::common::repository;
 use crate::common::server::Server;
 
 /// A tensor of a fixture, of elements of `N` bytes.
-fn tensor<const N: usize>(bytes: &[u8], name: &str) -> Vec<[u8; N]> {
+pub(crate) fn tensor<const N: usize>(bytes: &[u8], name: &str) -> Vec<[u8; N]> {
     let header = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
     let json: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("JSON");
     let at = |i: usize| 8 + header + json[name]["data_offsets"][i].as_u64().expect("an offset") as usize;
     bytes[at(0)..at(1)].as_chunks().0.to_vec()
 }
 
-/// A copy of the encoder `name` of the fixtures with a tokenizer whose words are `w` and a token's number. It adds no
-/// special tokens, and the second of two texts is of segment 1.
-fn with_words(name: &str) -> tempfile::TempDir {
+/// The tokens of the words that rerankers answer.
+const YES: usize = 40;
+const NO: usize = 41;
+
+/// The word of a token: `w` and its number, or an answer.
+pub(crate) fn word(id: usize) -> String {
+    match id {
+        YES => "yes".to_owned(),
+        NO => "no".to_owned(),
+        id => format!("w{id}"),
+    }
+}
+
+/// A copy of the model `name` of the fixtures with a tokenizer of such words. It adds no special tokens, and the second of two
+/// texts is of segment 1.
+pub(crate) fn with_words(name: &str) -> tempfile::TempDir {
     let (from, folder) = (repository().join("fixtures/families").join(name), tempfile::tempdir().expect("a folder"));
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(from.join(file), folder.path().join(file)).expect("copies");
     }
-    let vocab: serde_json::Map<String, Value> = (0..48).map(|id| (format!("w{id}"), id.into())).collect();
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).expect("a file")).expect("JSON");
+    let size = config["vocab_size"].as_u64().expect("a size") as usize;
+    let vocab: serde_json::Map<String, Value> = (0..size).map(|id| (word(id), id.into())).collect();
     let sequence = |id: &str, segment: u32| json!({ "Sequence": { "id": id, "type_id": segment } });
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -36,12 +52,17 @@ fn with_words(name: &str) -> tempfile::TempDir {
     folder
 }
 
+/// The text of these tokens.
+fn text(ids: &[i64]) -> String {
+    ids.iter().map(|id| word(*id as usize)).collect::<Vec<_>>().join(" ")
+}
+
 /// The pairs of texts of the fixture's batch, and the scores that transformers gives them.
 fn pairs() -> (Vec<[String; 2]>, Vec<f64>) {
     let path = repository().join("fixtures/families/bert_reranker/expected.safetensors");
     let bytes = std::fs::read(path).expect("a fixture");
     let ids: Vec<i64> = tensor(&bytes, "batch_ids").into_iter().map(i64::from_le_bytes).collect();
-    let words = |ids: &[i64]| ids.iter().map(|id| format!("w{id}")).collect::<Vec<_>>().join(" ");
+    let words = |ids: &[i64]| text(ids);
     // 13 and 7 tokens, of which the second half is of segment 1.
     let pairs = [(0, 6, 13), (13, 16, 20)].map(|(a, b, c)| [words(&ids[a..b]), words(&ids[b..c])]);
     let logits = tensor(&bytes, "batch_class_logits_f64").into_iter().map(f64::from_le_bytes);
@@ -77,7 +98,7 @@ fn documents_come_best_first() {
     let folder = with_words("bert_reranker");
     let server = start(&folder);
     let (pairs, wanted) = pairs();
-    let documents = json!([pairs[0][1], { "text": "w9 w9" }, "w40", "w31 w8 w4"]);
+    let documents = json!([pairs[0][1], { "text": "w9 w9" }, "w39", "w31 w8 w4"]);
     let ask = |more: Value| {
         let mut body = json!({ "model": "ranker", "query": pairs[0][0], "documents": documents });
         for (key, value) in more.as_object().expect("an object") {
@@ -135,4 +156,85 @@ fn an_encoder_of_embeddings_compares_vectors() {
     let cosine = dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt();
     let other = answer["results"][1]["relevance_score"].as_f64().expect("a score");
     assert!((other - cosine).abs() < 1e-6, "{other} is not {cosine}");
+}
+
+/// A decoder of the fixtures whose template joins query and document, and the pairs of texts of its batch with their tokens.
+fn decoder(name: &str) -> (tempfile::TempDir, Vec<[String; 2]>) {
+    let folder = with_words(name);
+    let template = "{% for message in messages %}{{ message['content'] }} {% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).expect("writes");
+    let path = repository().join("fixtures/families").join(name).join("expected.safetensors");
+    let bytes = std::fs::read(path).expect("a fixture");
+    let [ids, lengths] = ["batch_ids", "batch_lens"]
+        .map(|name| -> Vec<i64> { tensor(&bytes, name).into_iter().map(i64::from_le_bytes).collect() });
+    let mut rest = &ids[..];
+    let pairs = lengths.iter().map(|n| {
+        let (pair, others) = rest.split_at(*n as usize);
+        rest = others;
+        [text(&pair[..3]), text(&pair[3..])]
+    });
+    (folder, pairs.collect())
+}
+
+/// Posts the pairs to `/v1/score` of a server with these arguments, and holds the scores to those wanted.
+fn scores_are(folder: &tempfile::TempDir, flags: &[&str], pairs: &[[String; 2]], wanted: &[f64]) -> Server {
+    let path = folder.path().display().to_string();
+    let server = Server::start(&[&["--model", &path], flags].concat());
+    let side = |i: usize| pairs.iter().map(|pair| pair[i].clone()).collect::<Vec<_>>();
+    let answer = server.post("/v1/score", &json!({ "text_1": side(0), "text_2": side(1) })).json();
+    for (i, wanted) in wanted.iter().enumerate() {
+        let score = answer["data"][i]["score"].as_f64().expect("a score");
+        assert!((score - wanted).abs() < 1e-5, "{score} is not {wanted}");
+    }
+    server
+}
+
+#[test]
+fn a_decoder_with_a_classifier_scores_pairs_as_transformers_does() {
+    let (folder, pairs) = decoder("qwen3_reranker");
+    let bytes =
+        std::fs::read(repository().join("fixtures/families/qwen3_reranker/expected.safetensors")).expect("a fixture");
+    let logits = tensor(&bytes, "batch_class_logits_f64").into_iter().map(f64::from_le_bytes);
+    let wanted: Vec<f64> = logits.map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
+    let server = scores_are(&folder, &[], &pairs, &wanted);
+    // An instruction is a message of the system, ahead of the query.
+    let ask = |more: Value| {
+        let mut body = json!({ "query": pairs[0][0], "documents": [pairs[0][1]] });
+        more.as_object().expect("an object").iter().for_each(|(key, value)| body[key] = value.clone());
+        server.post("/v1/rerank", &body).json()["results"][0]["relevance_score"].as_f64().expect("a score")
+    };
+    assert!((ask(json!({})) - wanted[0]).abs() < 1e-5);
+    assert!((ask(json!({ "instruction": "w9 w5" })) - wanted[0]).abs() > 1e-4);
+    // Documents are cut to what the prompt leaves of them.
+    assert!((ask(json!({ "truncate_prompt_tokens": 5 })) - wanted[0]).abs() > 1e-4);
+    server.post("/v1/embeddings", &json!({ "input": "w3" })).refused(404);
+}
+
+#[test]
+fn a_decoder_ranks_by_the_words_of_its_answers() {
+    let (folder, pairs) = decoder("starcoder2");
+    let bytes =
+        std::fs::read(repository().join("fixtures/families/starcoder2/expected.safetensors")).expect("a fixture");
+    let logits: Vec<f64> = tensor(&bytes, "batch_logits_f64").into_iter().map(f64::from_le_bytes).collect();
+    let vocab = logits.len() / 33;
+    let wanted = [23, 32].map(|row| {
+        let logit = |word: usize| logits[row * vocab + word];
+        1.0 / (1.0 + (logit(NO) - logit(YES)).exp())
+    });
+    scores_are(&folder, &["--rerank"], &pairs, &wanted);
+    // The same by a module that names the tokens.
+    std::fs::create_dir(folder.path().join("1_LogitScore")).expect("makes the folder");
+    let put = |name: &str, text: Value| std::fs::write(folder.path().join(name), text.to_string()).expect("writes");
+    let modules = json!([{ "path": "", "type": "x.Transformer" }, { "path": "1_LogitScore", "type": "x.LogitScore" }]);
+    put("modules.json", modules);
+    put("1_LogitScore/config.json", json!({ "true_token_id": YES, "false_token_id": NO }));
+    scores_are(&folder, &[], &pairs, &wanted);
+}
+
+#[test]
+fn instructions_need_a_template() {
+    let folder = with_words("bert_reranker");
+    let server = start(&folder);
+    let answer = server.post("/v1/rerank", &json!({ "query": "w3", "documents": ["w4"], "instruction": "w5" }));
+    assert_eq!(answer.refused(400), "instruction");
 }

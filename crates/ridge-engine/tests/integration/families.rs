@@ -132,6 +132,11 @@ fn gla_is_undisturbed() {
 }
 
 #[test]
+fn rwkv4_is_undisturbed() {
+    answers_are_undisturbed("rwkv4");
+}
+
+#[test]
 fn rwkv6_is_undisturbed() {
     answers_are_undisturbed("rwkv6");
 }
@@ -154,4 +159,9 @@ fn gemma3n_is_undisturbed() {
 #[test]
 fn gemma4_is_undisturbed() {
     answers_are_undisturbed("gemma4");
+}
+
+#[test]
+fn gemma4_with_experts_is_undisturbed() {
+    answers_are_undisturbed("gemma4_moe");
 }

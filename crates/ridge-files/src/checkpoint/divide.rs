@@ -92,6 +92,26 @@ impl Checkpoint {
         Ok(self)
     }
 
+    /// The checkpoint with the tensors of `other` too, each with `prefix` before its name.
+    ///
+    /// # Errors
+    ///
+    /// [`FilesError::Safetensors`] if two tensors would have one name.
+    pub fn with_tensors(mut self, prefix: &str, other: Self) -> Result<Self> {
+        let first = self.shards.len();
+        for (name, mut tensor) in other.tensors {
+            tensor.shard += first;
+            tensor.scales.iter_mut().for_each(|scales| scales.shard += first);
+            let name = format!("{prefix}{name}");
+            if self.tensors.insert(name.clone(), tensor).is_some() {
+                return Err(self.wrong(format!("{name} is also in {}", other.name)));
+            }
+        }
+        self.shards.extend(other.shards);
+        self.unused.extend(other.unused);
+        Ok(self)
+    }
+
     /// The checkpoint with the tensor `name`, if it has as many elements, in this shape: a graph may have as a matrix what
     /// is published with more axes.
     #[must_use]

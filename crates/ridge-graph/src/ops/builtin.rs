@@ -5,7 +5,7 @@ use super::{
     embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear, gelu, grouped_linear, kv_write,
     layer_norm, linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias,
     moe_router, muon, norm_gradient, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
-    rms_norm, rope, sampling, sgd, softmax, softplus, stochastic_round, swiglu, table_write, token_layout,
+    rms_norm, rope, sampling, sgd, softmax, softplus, stochastic_round, swiglu, table_write, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -83,5 +83,6 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("sum_rows", linear_gradient::samples_sum),
         OpEntry::new("table_write", table_write::samples),
         OpEntry::new("token_layout", token_layout::samples),
+        OpEntry::new("wkv", wkv::samples),
     ])
 }

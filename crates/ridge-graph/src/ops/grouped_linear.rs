@@ -204,9 +204,10 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         }
     }
     // Many rows of a group, and several tiles of columns.
-    let many: [Case<'_>; 3] = [
+    let many: [Case<'_>; 4] = [
         (Some(40), 331, &[200, 0, 130], 40, 72),
-        (None, 241, &[64, 65, 1, 0, 110], 130, 136),
+        (None, 241, &[64, 65, 1, 0, 110], 130, 32),
+        (Some(9), 70, &[66, 3], 33, 136),
         (None, 300, &[129, 171], 259, 8),
     ];
     samples.extend(of_cases(&mut Rng::new(61), dtype, &many));

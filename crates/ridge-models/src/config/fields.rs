@@ -140,14 +140,20 @@ impl<'a> Fields<'a> {
 
     /// Refuses a model that is not a `class`, if the file says what it is: `MPTForCausalLM` is `MptForCausalLM`.
     pub(crate) fn architecture(&mut self, class: &str) -> Result<()> {
+        self.architecture_of(&[class])
+    }
+
+    /// Refuses a model that is none of `classes`, if the file says what it is.
+    pub(crate) fn architecture_of(&mut self, classes: &[&str]) -> Result<()> {
         let names: Option<Vec<&str>> = self.optional("architectures")?;
-        if names.is_none_or(|names| matches!(names[..], [name] if name.eq_ignore_ascii_case(class))) {
+        let known = |name: &str| classes.iter().any(|class| name.eq_ignore_ascii_case(class));
+        if names.is_none_or(|names| matches!(names[..], [name] if known(name))) {
             return Ok(());
         }
         Err(self.wrong(
             "architectures",
             "is not what Ridge reads",
-            format!("choose a checkpoint with architectures = [{class:?}]"),
+            format!("choose a checkpoint with architectures = [{:?}]", classes.join(" or ")),
         ))
     }
 

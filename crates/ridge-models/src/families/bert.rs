@@ -7,12 +7,13 @@ use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Result as GraphResult, Var};
 use serde_json::{Map, Value as Json};
 
-use super::blocks::{NormKind, linear, mlp};
+use super::blocks::{NormKind, linear, mlp, scaled};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::encoder::{EmbeddedTokens, EncoderConfig, EncoderFamily, EncoderLayer, QUERY_KEY_VALUE};
 use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
+use super::global_token;
 use super::tensors::{TensorName, TensorTable};
-use super::text_classifier::{InnerLayer, TextClassifier};
+use super::text_classifier::{ClassifierHead, InnerLayer, TextClassifier};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
 
@@ -34,7 +35,7 @@ const BESIDE: &[&str] = &[
 ];
 
 /// BERT's tensors.
-const TENSORS: TensorTable = TensorTable {
+pub(super) const TENSORS: TensorTable = TensorTable {
     embedding: TensorName::whole("bert.embeddings.word_embeddings", "token_embd"),
     layers: "bert.encoder.layer",
     attention: "attention",
@@ -60,7 +61,7 @@ const TENSORS: TensorTable = TensorTable {
 };
 
 /// What heads for other tasks the checkpoint has makes no difference to the encoder.
-const HARMLESS: &[&str] = &["classifier_dropout", "hidden_dropout_prob"];
+pub(super) const HARMLESS: &[&str] = &["classifier_dropout", "hidden_dropout_prob"];
 
 /// How BERT is registered.
 pub(super) static BERT: FamilyDefinition = FamilyDefinition {
@@ -120,6 +121,16 @@ const PADDING: u64 = 1;
 
 /// `head` tells the build of a classifier. In RoBERTa's, positions begin behind that of padding.
 fn read(f: &mut Fields<'_>, family: &'static str, head: InnerLayer) -> Result<EncoderConfig> {
+    read_variant(f, family, head, |_, _, _| Ok(BertVariant::BERT))
+}
+
+/// As [`read`], of another family of BERT's build, of which `variant` tells the rest: of the sizes and whether it classifies.
+pub(super) fn read_variant(
+    f: &mut Fields<'_>,
+    family: &'static str,
+    head: InnerLayer,
+    variant: impl FnOnce(&mut Fields<'_>, &DecoderConfig, bool) -> Result<BertVariant>,
+) -> Result<EncoderConfig> {
     const KEYS: DecoderKeys =
         DecoderKeys { norm_eps: "layer_norm_eps", attention_dropout: "attention_probs_dropout_prob", ..DECODER_KEYS };
     f.must_be("position_embedding_type", "absolute")?;
@@ -132,8 +143,13 @@ fn read(f: &mut Fields<'_>, family: &'static str, head: InnerLayer) -> Result<En
     if first >= of_decoders.max_position_embeddings as u64 {
         return Err(f.wrong("pad_token_id", "leaves no position for a token", REMEDY));
     }
-    let classifier = TextClassifier::read(f, head)?;
-    Ok(config(family, &of_decoders, [first as usize, type_vocab_size], activation, classifier))
+    let head = match head {
+        InnerLayer::BigBird(_) => InnerLayer::BigBird(activation),
+        other => other,
+    };
+    let classifier = TextClassifier::read(f, ClassifierHead::Layered(head))?;
+    let variant = variant(f, &of_decoders, classifier.is_some())?;
+    Ok(config(family, &of_decoders, [first as usize, type_vocab_size], (activation, variant), classifier))
 }
 
 /// The configuration of DistilBERT, with keys of its own.
@@ -153,30 +169,50 @@ fn read_distilled(f: &mut Fields<'_>) -> Result<EncoderConfig> {
     f.harmless(&["sinusoidal_pos_embds"]);
     let activation = f.gelu("activation", Gelu::Erf)?;
     let of_decoders = DecoderConfig::read(f, &KEYS)?;
-    let classifier = TextClassifier::read(f, InnerLayer::Distilbert)?;
-    Ok(config(DISTILBERT.model_type, &of_decoders, [0, 0], activation, classifier))
+    let classifier = TextClassifier::read(f, ClassifierHead::Layered(InnerLayer::Distilbert))?;
+    Ok(config(DISTILBERT.model_type, &of_decoders, [0, 0], (activation, BertVariant::BERT), classifier))
 }
 
 /// BERT's embeddings and layers.
 #[derive(Debug)]
-struct BertLayers {
+pub(super) struct BertLayers {
     /// The row of a text's first position among those that are learned.
     first_position: usize,
     /// Segments that are learned; none if 0.
     types: usize,
     activation: Gelu,
     norm: NormKind,
+    /// What other families have besides.
+    pub(super) variant: BertVariant,
 }
 
-fn config(
+/// What distinguishes families of BERT's build.
+#[derive(Clone, Debug)]
+pub(super) struct BertVariant {
+    /// Factor of the embedded words.
+    pub(super) word_scale: f64,
+    /// Have queries, keys and values biases?
+    pub(super) qkv_bias: bool,
+    /// Of each layer, how many tokens a token sees to each side, itself included; empty if all see everything.
+    pub(super) windows: Vec<usize>,
+    /// Does a text's first token see all others, and they it, whatever the window?
+    pub(super) first_sees_all: bool,
+}
+
+impl BertVariant {
+    /// BERT itself.
+    pub(super) const BERT: Self = Self { word_scale: 1.0, qkv_bias: true, windows: Vec::new(), first_sees_all: false };
+}
+
+pub(super) fn config(
     family: &'static str,
     of_decoders: &DecoderConfig,
     [first_position, types]: [usize; 2],
-    activation: Gelu,
+    (activation, variant): (Gelu, BertVariant),
     classifier: Option<TextClassifier>,
 ) -> EncoderConfig {
     let norm = NormKind::Layer(of_decoders.norm_eps);
-    let layers = BertLayers { first_position, types, activation, norm };
+    let layers = BertLayers { first_position, types, activation, norm, variant };
     EncoderConfig {
         type_vocab_size: types,
         max_context: of_decoders.max_position_embeddings.saturating_sub(first_position),
@@ -190,13 +226,22 @@ impl EncoderFamily for BertLayers {
         TENSORS.layers
     }
 
+    fn window(&self, index: usize) -> Option<usize> {
+        self.variant.windows.get(index).copied()
+    }
+
+    fn reads_positions(&self) -> bool {
+        self.variant.first_sees_all
+    }
+
     fn embed(&self, g: &mut Builder, c: &EncoderConfig, at: &EmbeddedTokens<'_>) -> GraphResult<Var> {
         let mut positions = at.positions;
         if self.first_position > 0 {
             let first = g.constant(DType::I32, self.first_position as f64)?;
             positions = g.add(positions, first)?;
         }
-        let mut x = at.look_up(g, WORDS, [c.vocab_size, c.hidden_size], at.ids)?;
+        let x = at.look_up(g, WORDS, [c.vocab_size, c.hidden_size], at.ids)?;
+        let mut x = scaled(g, x, self.variant.word_scale)?;
         for (scope, rows, ids) in [
             ("bert.embeddings.token_type_embeddings", self.types, at.types),
             ("bert.embeddings.position_embeddings", c.max_position_embeddings, positions),
@@ -212,7 +257,10 @@ impl EncoderFamily for BertLayers {
 
     fn layer(&self, g: &mut Builder, x: Var, at: &EncoderLayer<'_>) -> GraphResult<Var> {
         let c = at.config;
-        let a = g.scoped("attention.self", |g| at.attend(g, x, QUERY_KEY_VALUE, true, None))?;
+        let a = g.scoped("attention.self", |g| match self.variant.first_sees_all {
+            true => global_token::attend(g, x, at),
+            false => at.attend(g, x, QUERY_KEY_VALUE, self.variant.qkv_bias, None),
+        })?;
         let a = linear(g, "attention.output.dense", a, c.hidden_size, true)?;
         let x = g.add(a, x)?;
         let x = self.norm.apply(g, "attention.output.LayerNorm", x)?;
@@ -231,12 +279,15 @@ impl EncoderFamily for BertLayers {
             scope.ends_with("LayerNorm").then(|| format!("{scope}.{kind}"))
         })?;
         let distils = c.family == "distilbert";
-        let renamed = renamed.renamed(|name| match name.strip_prefix("roberta.") {
+        let of_others =
+            |name: &str| ["roberta.", "longformer."].iter().find_map(|of| name.strip_prefix(of).map(str::to_owned));
+        let renamed = renamed.renamed(|name| match of_others(name) {
             Some(rest) => Some(format!("bert.{rest}")),
             None if distils => distilled(name),
             None => None,
         })?;
         let whole = renamed.prefixed("bert.", &format!("{WORDS}.weight"));
+        let whole = if self.variant.first_sees_all { whole } else { whole.without(&[global_token::TENSORS]) };
         Ok(c.without_heads(whole, BESIDE))
     }
 

@@ -101,6 +101,12 @@ pub(crate) trait DecoderFamily: ConfigValue {
         ""
     }
 
+    /// Do tokens see those behind them too, within the window on both sides? Such a model writes no text, and is read as
+    /// an encoder.
+    fn sees_both_ways(&self) -> bool {
+        false
+    }
+
     /// What layer `index` keeps between steps; keys and values if the family does not say otherwise.
     fn states(&self, _index: usize, _options: &BuildOptions) -> LayerStates {
         LayerStates::paged()
@@ -239,7 +245,10 @@ impl Layers<'_> {
             let positions = g.arg("positions", row.clone());
             let keys = match cached {
                 true => KeySource::Cache { slots: g.arg("slots", row) },
-                false => KeySource::Step { seq_ids: g.step_input("seq_ids", row)? },
+                false => {
+                    let seq_ids = g.step_input("seq_ids", row)?;
+                    KeySource::Step { seq_ids, both_ways: family.sees_both_ways() }
+                }
             };
             let (config, cache) = (family.decoder(), family.cache_shape(index));
             let at = DecoderLayer { config, options, window, kind, cache, positions, keys, passed };
@@ -272,6 +281,11 @@ fn head_weight(g: &mut Builder, tensors: &TensorTable, config: &DecoderConfig) -
 /// F32 logits of hidden states.
 fn head(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: Var) -> GraphResult<Var> {
     let w = head_weight(g, tensors, family.decoder())?;
+    logits(g, tensors, family, x, w)
+}
+
+/// F32 logits of hidden states by the rows `w` of the output projection.
+fn logits(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: Var, w: Var) -> GraphResult<Var> {
     g.scoped(tensors.head.scope, |g| {
         let logits = g.linear(x, w)?;
         let logits = g.cast(logits, DType::F32)?;
@@ -281,6 +295,22 @@ fn head(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: V
             None => Ok(logits),
         }
     })
+}
+
+/// F32 logits, `[rows, words]`, of these words after the hidden states `x`, `[rows, hidden]`.
+pub(super) fn word_logits(
+    g: &mut Builder,
+    tensors: &TensorTable,
+    family: &dyn DecoderFamily,
+    x: Var,
+    words: &[u32],
+) -> GraphResult<Var> {
+    let w = head_weight(g, tensors, family.decoder())?;
+    let words: Vec<f64> = words.iter().copied().map(f64::from).collect();
+    let words = g.table(DType::I32, &words)?;
+    let dtype = g.ty(x)?.dtype;
+    let rows = g.embedding(w, words, dtype)?;
+    logits(g, tensors, family, x, rows)
 }
 
 /// Builds the graph of the family called `name`, with weights of the names in `tensors`.
@@ -347,6 +377,28 @@ pub(super) fn build(
     })
 }
 
+/// The hidden states behind the last norm, `[tokens, hidden]`, of whole sequences without a cache: of the step's tokens and their
+/// positions, i32 `[tokens]` each.
+pub(super) fn hidden_states(
+    g: &mut Builder,
+    tensors: &TensorTable,
+    family: &dyn DecoderFamily,
+    options: &BuildOptions,
+    [token_ids, positions]: [Var; 2],
+) -> GraphResult<Var> {
+    let config = family.decoder();
+    let embedding = embedding_table(g, tensors, config)?;
+    let x = g.embedding(embedding, token_ids, options.activations)?;
+    let mut inputs = LayerInputs::new(token_ids, positions);
+    let mut x = family.embed(g, x, &mut inputs)?;
+    let mut layers = Layers { tensors, family, options, functions: Vec::new(), inputs };
+    for index in 0..config.num_hidden_layers {
+        x = layers.call(g, index, x, None)?;
+    }
+    let x = family.finish(g, x)?;
+    family.norm().apply(g, tensors.norm.scope, x)
+}
+
 /// Builds the graph that the family called `name` is trained with; see [`ModelConfig::build_training`].
 ///
 /// [`ModelConfig::build_training`]: super::ModelConfig::build_training
@@ -361,16 +413,7 @@ pub(super) fn build_training(
     let row = Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]);
     let token_ids = g.step_input("token_ids", row.clone())?;
     let positions = g.step_input("positions", row)?;
-    let embedding = embedding_table(&mut g, tensors, config)?;
-    let x = g.embedding(embedding, token_ids, options.activations)?;
-    let mut inputs = LayerInputs::new(token_ids, positions);
-    let mut x = family.embed(&mut g, x, &mut inputs)?;
-    let mut layers = Layers { tensors, family, options, functions: Vec::new(), inputs };
-    for index in 0..config.num_hidden_layers {
-        x = layers.call(&mut g, index, x, None)?;
-    }
-    let x = family.finish(&mut g, x)?;
-    let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
+    let x = hidden_states(&mut g, tensors, family, options, [token_ids, positions])?;
     let all_logits = head(&mut g, tensors, family, x)?;
     let hidden = g.cast(x, DType::F32)?;
     let targets = targets(&mut g)?;

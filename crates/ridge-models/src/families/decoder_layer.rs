@@ -91,8 +91,8 @@ impl PassedValues {
 pub(crate) enum KeySource {
     /// In a paged cache, to which the step's are added at these slots, i32 `[tokens]`.
     Cache { slots: Var },
-    /// Among those of the step's tokens, whose sequences are i32 `[tokens]`.
-    Step { seq_ids: Var },
+    /// Among those of the step's tokens, whose sequences are i32 `[tokens]`; behind a token too if it sees `both_ways`.
+    Step { seq_ids: Var, both_ways: bool },
 }
 
 /// How a layer's attention scores pairs.
@@ -277,11 +277,12 @@ impl DecoderLayer<'_> {
             }
             KeySource::Step { .. } if scores.chunked || !of_heads.is_empty() => {
                 let why = "attention with ALiBi slopes, sinks or chunked windows has no form without a cache, so models with \
-                           it cannot be trained yet";
+                           it cannot be trained yet, nor read as encoders";
                 return Err(GraphError::Use { at: g.scope().into(), why: why.into() });
             }
-            KeySource::Step { seq_ids } => {
-                let op = RaggedAttention { window, softcap, ..RaggedAttention::causal(scale, pairs) };
+            KeySource::Step { seq_ids, both_ways } => {
+                let op = if both_ways { RaggedAttention::new } else { RaggedAttention::causal };
+                let op = RaggedAttention { window, softcap, ..op(scale, pairs) };
                 let (k, v) = (rows[0], rows[rows.len() - 1]);
                 g.ragged_attention([q, k, v], seq_ids, op)?
             }

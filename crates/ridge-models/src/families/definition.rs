@@ -12,10 +12,12 @@ use super::gguf_mapping::{GgufEntry, GgufMapping};
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::tensors::{TensorName, TensorTable};
-use crate::config::{DecoderConfig, Fields};
-use crate::error::Result;
+use super::text_classifier::TextClassifier;
+use crate::config::{DecoderConfig, Fields, REMEDY};
+use crate::error::{ModelError, Result};
 use crate::model::{BuildOptions, Model};
 use crate::module::Module;
+use crate::sentence::WordScore;
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::Published;
 
@@ -61,7 +63,7 @@ impl std::fmt::Debug for FamilyDefinition {
 pub enum FamilyKind {
     /// It writes text: [`ModelConfig`] reads its configuration.
     Decoder,
-    /// It makes vectors of texts: [`EncoderConfig`] reads its configuration.
+    /// It makes vectors of texts, or classifies them: [`EncoderConfig`] reads its configuration.
     Encoder,
     /// It tells what an image shows: [`VitConfig`] reads its configuration.
     ImageClassifier,
@@ -78,6 +80,20 @@ impl FamilyDefinition {
             ReadConfig::ImageClassifier(_) => FamilyKind::ImageClassifier,
             ReadConfig::Planned(_) => FamilyKind::Planned,
         }
+    }
+
+    /// As [`FamilyDefinition::begin`], of a decoder that is read as an encoder: the class may be that without a head, or with
+    /// one that classifies texts.
+    pub(crate) fn begin_encoder(&self, fields: &mut Fields<'_>) -> Result<()> {
+        const ENDS: [&str; 3] = ["ForCausalLM", "Model", "ForSequenceClassification"];
+        if let Some(class) = self.class {
+            let stem = class.strip_suffix(ENDS[0]).unwrap_or(class);
+            let classes: Vec<String> =
+                ["", "Text"].iter().flat_map(|text| ENDS.map(|end| format!("{stem}{text}{end}"))).collect();
+            fields.architecture_of(&classes.iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        self.harmless.iter().for_each(|keys| fields.harmless(keys));
+        Ok(())
     }
 
     /// Checks the class of the model, and marks the keys that cannot change the forward pass.
@@ -149,6 +165,26 @@ impl ModelConfig {
     /// As [`ModelConfig::build`].
     pub fn build_training(&self, options: &BuildOptions) -> GraphResult<Module> {
         self.family.build_training(&*self.config, options)
+    }
+
+    /// The same layers as an encoder that scores texts by what this model would write after them.
+    ///
+    /// # Errors
+    /// When a token is not of the vocabulary; `file` names it in errors.
+    pub fn into_scorer(self, file: &str, words: WordScore) -> Result<EncoderConfig> {
+        for id in [Some(words.yes), words.no].into_iter().flatten() {
+            if id as usize >= self.vocab_size {
+                return Err(ModelError::Value {
+                    file: file.to_owned(),
+                    key: "vocab_size".to_owned(),
+                    value: self.vocab_size.to_string(),
+                    problem: format!("is not above {id}, a token that texts are scored by"),
+                    remedy: REMEDY.to_owned(),
+                });
+            }
+        }
+        let (family, classifier) = (self.family, TextClassifier::of_words(words));
+        Ok(EncoderConfig::of_decoder(family.model_type, &family.tensors, self.config.into(), Some(classifier)))
     }
 
     /// `checkpoint` with the names and shapes that the graph's weights have: fused tensors are divided and transposed

@@ -6,12 +6,16 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use ridge_graph::ops::{RaggedAttention, Rope};
-use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Dim, FuncId, GraphError, Result as GraphResult, Shape, Type, Var};
 
+use super::arrange;
 use super::blocks::{linear, weight};
+use super::decoder::{self, DecoderFamily};
 use super::gguf_mapping::GgufEntry;
+use super::tensors::TensorTable;
 use super::text_classifier::TextClassifier;
 use crate::config::DecoderConfig;
+use crate::dense::DenseLayer;
 use crate::error::Result;
 use crate::model::{BuildOptions, Encoder, attention_symbols, symbols};
 use crate::module::Module;
@@ -44,10 +48,21 @@ pub struct EncoderConfig {
     pub norm_eps: f64,
     /// The classifier that it has, if any.
     pub classifier: Option<TextClassifier>,
+    /// Layers that pooled vectors go through, in order.
+    pub dense: Vec<DenseLayer>,
     /// The dtype the weights were published in, if the file says.
     pub torch_dtype: Option<DType>,
     /// What its family has besides.
-    pub(super) layers: Arc<dyn EncoderFamily>,
+    pub(super) layers: EncoderLayers,
+}
+
+/// What an encoder's hidden states come from.
+#[derive(Clone, Debug)]
+pub(super) enum EncoderLayers {
+    /// The layers of a family of encoders.
+    Encoder(Arc<dyn EncoderFamily>),
+    /// Those of a decoder, without a cache, with tensors of these names.
+    Decoder(Arc<dyn DecoderFamily>, &'static TensorTable),
 }
 
 /// What the graph of one family of encoders has besides what all of them share.
@@ -66,8 +81,8 @@ pub(super) trait EncoderFamily: Debug + Send + Sync {
         ""
     }
 
-    /// Are queries and keys rotated?
-    fn rotates(&self) -> bool {
+    /// Do layers read the positions of tokens, as those that rotate queries and keys?
+    fn reads_positions(&self) -> bool {
         false
     }
 
@@ -137,8 +152,10 @@ pub(super) struct EncoderLayer<'a> {
     pub(super) window: Option<usize>,
     /// [`EncoderFamily::kind`].
     pub(super) kind: &'static str,
-    seq_ids: Var,
-    positions: Option<Var>,
+    /// The sequence of each token, i32 `[tokens]`.
+    pub(super) seq_ids: Var,
+    /// Its position in that, i32 `[tokens]`, if the family reads them.
+    pub(super) positions: Option<Var>,
 }
 
 impl EncoderLayer<'_> {
@@ -188,6 +205,10 @@ pub(super) fn attend(g: &mut Builder, qkv: [Var; 3], seq_ids: Var, window: Optio
 impl EncoderConfig {
     /// A family's configuration, of the sizes that the reader of decoders read.
     pub(super) fn new(family: &'static str, sizes: &DecoderConfig, layers: impl EncoderFamily + 'static) -> Self {
+        Self::with_layers(family, sizes, EncoderLayers::Encoder(Arc::new(layers)))
+    }
+
+    fn with_layers(family: &'static str, sizes: &DecoderConfig, layers: EncoderLayers) -> Self {
         Self {
             family,
             hidden_size: sizes.hidden_size,
@@ -200,9 +221,27 @@ impl EncoderConfig {
             type_vocab_size: 0,
             norm_eps: sizes.norm_eps,
             classifier: None,
+            dense: Vec::new(),
             torch_dtype: sizes.torch_dtype,
-            layers: Arc::new(layers),
+            layers,
         }
+    }
+
+    /// The decoder `config` of the family called `family`, read as an encoder: its hidden states are what is pooled or
+    /// classified.
+    pub(super) fn of_decoder(
+        family: &'static str,
+        tensors: &'static TensorTable,
+        config: Arc<dyn DecoderFamily>,
+        classifier: Option<TextClassifier>,
+    ) -> Self {
+        let sizes = config.decoder().clone();
+        Self { classifier, ..Self::with_layers(family, &sizes, EncoderLayers::Decoder(config, tensors)) }
+    }
+
+    /// Are its layers those of a decoder?
+    pub fn is_decoder(&self) -> bool {
+        matches!(self.layers, EncoderLayers::Decoder(..))
     }
 
     /// Builds the graph of the encoder, with every weight as plain f32.
@@ -219,32 +258,22 @@ impl EncoderConfig {
         let start = g.gather(starts, seq_ids, 0)?;
         let positions = g.sub(place, start)?;
 
-        let family = &*self.layers;
-        let mut x = family.embed(&mut g, self, &EmbeddedTokens { options, ids, types, positions })?;
-        let mut args = vec![x, seq_ids];
-        args.extend(family.rotates().then_some(positions));
-        let mut functions: Vec<(Option<usize>, &'static str, FuncId)> = Vec::new();
-        for index in 0..self.num_hidden_layers {
-            let (window, kind) = (family.window(index), family.kind(index));
-            let known = functions.iter().find(|(w, k, _)| (*w, *k) == (window, kind)).map(|(_, _, function)| *function);
-            let function = match known {
-                Some(function) => function,
-                None => self.layer_function(&mut g, window, kind, options)?,
-            };
-            if known.is_none() {
-                functions.push((window, kind, function));
+        let x = match &self.layers {
+            EncoderLayers::Decoder(config, tensors) => {
+                decoder::hidden_states(&mut g, tensors, &**config, options, [ids, positions])?
             }
-            args[0] = x;
-            x = g.scoped(&format!("{}.{index}", family.scope()), |g| g.call(function, &args))?[0];
-        }
-        let x = family.finish(&mut g, x)?;
+            EncoderLayers::Encoder(family) => {
+                let tokens = EmbeddedTokens { options, ids, types, positions };
+                self.hidden_states(&mut g, &**family, &tokens, seq_ids)?
+            }
+        };
         let hidden = g.cast(x, DType::F32)?;
         let mut outputs = vec![("hidden".into(), hidden)];
         if let Some(classifier) = &self.classifier {
-            let [logits, scores] = classifier.build(&mut g, x)?;
+            let [logits, scores] = classifier.build(&mut g, x, |g, x, words| self.word_logits(g, x, words))?;
             outputs.extend([("class_logits".into(), logits), ("scores".into(), scores)]);
         }
-        let graph = with_pooling(&g.finish(outputs)?)?;
+        let graph = with_pooling(&g.finish(outputs)?, &self.dense)?;
         Ok(Encoder {
             module: Module {
                 family: self.family,
@@ -257,13 +286,43 @@ impl EncoderConfig {
             vocab_size: self.vocab_size,
             max_context: self.max_context,
             labels: self.classifier.map_or(0, |classifier| classifier.labels),
+            causal: matches!(&self.layers, EncoderLayers::Decoder(config, _) if !config.sees_both_ways()),
         })
     }
 
-    /// The layers of one kind: from `x`, `[tokens, hidden]`, `seq_ids` and, if they rotate, `positions`, i32 `[tokens]`.
+    /// The hidden states behind the last layer, `[tokens, hidden]`, of `tokens`, which are of sequences `seq_ids`, i32 `[tokens]`.
+    fn hidden_states(
+        &self,
+        g: &mut Builder,
+        family: &dyn EncoderFamily,
+        tokens: &EmbeddedTokens<'_>,
+        seq_ids: Var,
+    ) -> GraphResult<Var> {
+        let mut x = family.embed(g, self, tokens)?;
+        let mut args = vec![x, seq_ids];
+        args.extend(family.reads_positions().then_some(tokens.positions));
+        let mut functions: Vec<(Option<usize>, &'static str, FuncId)> = Vec::new();
+        for index in 0..self.num_hidden_layers {
+            let (window, kind) = (family.window(index), family.kind(index));
+            let known = functions.iter().find(|(w, k, _)| (*w, *k) == (window, kind)).map(|(_, _, function)| *function);
+            let function = match known {
+                Some(function) => function,
+                None => self.layer_function(g, family, window, kind, tokens.options)?,
+            };
+            if known.is_none() {
+                functions.push((window, kind, function));
+            }
+            args[0] = x;
+            x = g.scoped(&format!("{}.{index}", family.scope()), |g| g.call(function, &args))?[0];
+        }
+        family.finish(g, x)
+    }
+
+    /// The layers of one kind: from `x`, `[tokens, hidden]`, `seq_ids` and, if they read them, `positions`, i32 `[tokens]`.
     fn layer_function(
         &self,
         g: &mut Builder,
+        family: &dyn EncoderFamily,
         window: Option<usize>,
         kind: &'static str,
         options: &BuildOptions,
@@ -275,9 +334,9 @@ impl EncoderConfig {
             let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), self.hidden_size.into()]));
             let row = Type::tensor(DType::I32, Shape(vec![tokens]));
             let seq_ids = g.arg("seq_ids", row.clone());
-            let positions = self.layers.rotates().then(|| g.arg("positions", row));
+            let positions = family.reads_positions().then(|| g.arg("positions", row));
             let at = EncoderLayer { config: self, window, kind, seq_ids, positions };
-            Ok(vec![self.layers.layer(g, x, &at)?])
+            Ok(vec![family.layer(g, x, &at)?])
         })
     }
 
@@ -287,17 +346,42 @@ impl EncoderConfig {
     /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) if a tensor is there under two names, or does not fit
     /// the configuration.
     pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
-        Ok(self.layers.arrange(self, checkpoint)?.divided(&self.layers.parts(self))?)
+        match &self.layers {
+            EncoderLayers::Encoder(family) => Ok(family.arrange(self, checkpoint)?.divided(&family.parts(self))?),
+            EncoderLayers::Decoder(config, tensors) => {
+                let arranged = arrange::arrange(tensors, &**config, checkpoint)?;
+                let reads_words = self.classifier.is_some_and(|classifier| classifier.reads_words());
+                let head = tensors.head.weight().filter(|_| !reads_words);
+                Ok(arranged.without(&head.iter().map(String::as_str).collect::<Vec<_>>()))
+            }
+        }
+    }
+
+    /// Logits of these words after `x`, `[seqs, hidden]`: f32 `[seqs, words]`.
+    fn word_logits(&self, g: &mut Builder, x: Var, words: &[u32]) -> GraphResult<Var> {
+        match &self.layers {
+            EncoderLayers::Decoder(config, tensors) => decoder::word_logits(g, tensors, &**config, x, words),
+            EncoderLayers::Encoder(_) => {
+                let why = format!("{} has no output projection", self.family);
+                Err(GraphError::Use { at: g.scope().into(), why })
+            }
+        }
     }
 
     /// The tensors of an arranged checkpoint as the family publishes them.
     pub(crate) fn published<'a>(&self, checkpoint: &'a Checkpoint) -> Vec<Published<'a>> {
-        checkpoint.published(&self.layers.parts(self), &[])
+        match &self.layers {
+            EncoderLayers::Encoder(family) => checkpoint.published(&family.parts(self), &[]),
+            EncoderLayers::Decoder(config, _) => checkpoint.published(&config.parts(), &config.stacks()),
+        }
     }
 
     /// As [`EncoderFamily::gguf_metadata`].
     pub(crate) fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
-        self.layers.gguf_metadata()
+        match &self.layers {
+            EncoderLayers::Encoder(family) => family.gguf_metadata(),
+            EncoderLayers::Decoder(..) => Err("it is a decoder that is read as an encoder"),
+        }
     }
 
     /// `checkpoint` without tensors of the names `beside`, which are those of heads, but for those of its own classifier.

@@ -38,6 +38,8 @@ pub struct GemmaConfig {
     pub attention_bias: bool,
     /// Are queries and keys normalised, head by head? In Gemma 3.
     pub qk_norm: bool,
+    /// Do tokens see those behind them too, in windows on both sides? In encoders.
+    pub bidirectional: bool,
 }
 
 /// Every so manieth layer of Gemma 2 sees everything.
@@ -54,6 +56,7 @@ const KEYS: DecoderKeys = DecoderKeys { tie_word_embeddings: true, ..DECODER_KEY
 impl GemmaConfig {
     fn read_2(f: &mut Fields<'_>) -> Result<Self> {
         // Every other layer is local, the first one too.
+        f.must_be("use_bidirectional_attention", false)?;
         let mut config = Self::read(f, false, GEMMA2_PATTERN, |f, decoder| {
             let rope = read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?;
             Ok((rope.clone(), rope))
@@ -67,9 +70,14 @@ impl GemmaConfig {
     fn read_3(f: &mut Fields<'_>) -> Result<Self> {
         let newer = f.optional_size("_sliding_window_pattern", MAX_POSITIONS)?;
         let pattern = f.optional_size("sliding_window_pattern", MAX_POSITIONS)?.or(newer).unwrap_or(GEMMA3_PATTERN);
-        let config = Self::read(f, true, pattern, two_ropes)?;
-        // The configuration class inherits the key from Gemma 2; the model's code never reads it.
-        Ok(Self { attn_logit_softcapping: None, ..config })
+        let bidirectional = f.optional("use_bidirectional_attention")?.unwrap_or(false);
+        let mut config = Self::read(f, true, pattern, two_ropes)?;
+        if bidirectional {
+            // The file counts the tokens on both sides together.
+            config.windows.iter_mut().flatten().for_each(|window| *window = *window / 2 + 1);
+        }
+        // The configuration class inherits the key of the cap from Gemma 2; the model's code never reads it.
+        Ok(Self { attn_logit_softcapping: None, bidirectional, ..config })
     }
 
     /// `pattern`: every so manieth layer sees everything.
@@ -82,7 +90,6 @@ impl GemmaConfig {
         f.needs(&["num_key_value_heads", "head_dim", "sliding_window"])?;
         f.must_be("hidden_act", "gelu_pytorch_tanh")?;
         f.must_be("hidden_activation", "gelu_pytorch_tanh")?;
-        f.must_be("use_bidirectional_attention", false)?;
         let mut decoder = DecoderConfig::read(f, &KEYS)?;
         let (global, local_rope) = ropes(f, &decoder)?;
         decoder.rope = Some(global);
@@ -97,6 +104,7 @@ impl GemmaConfig {
             final_logit_softcapping: f.optional_positive("final_logit_softcapping")?,
             attention_bias: f.optional("attention_bias")?.unwrap_or(false),
             qk_norm,
+            bidirectional: false,
             decoder,
         })
     }
@@ -184,6 +192,10 @@ fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>, largest: u64) 
 impl DecoderFamily for GemmaConfig {
     fn window(&self, index: usize) -> Option<usize> {
         self.windows.get(index).copied().flatten()
+    }
+
+    fn sees_both_ways(&self) -> bool {
+        self.bidirectional
     }
 
     fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {

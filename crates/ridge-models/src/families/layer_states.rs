@@ -50,6 +50,13 @@ impl LayerStates {
         self
     }
 
+    /// These and those of `others`.
+    pub(super) fn and(mut self, others: Self) -> Self {
+        self.paged |= others.paged;
+        self.fixed.extend(others.fixed);
+        self
+    }
+
     /// Adds the tensors of a layer of scope `scope` to the group of fixed-size states.
     pub(super) fn add_to(&self, group: &mut StateGroup, scope: &str) {
         for tensor in &self.fixed {

@@ -6,8 +6,8 @@
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `gemma3n.rs` layers that share values and caches, `zamba2.rs` layers that share weights, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
-//! `linear_attention.rs`, `rwkv6.rs`, `rwkv7.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
-//! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` one with windows, `vit.rs` a classifier of images, and
+//! `linear_attention.rs`, `rwkv4.rs`, `rwkv6.rs`, `rwkv7.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
+//! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` and `long_bert.rs` have some with windows, `vit.rs` a classifier of images, and
 //! `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
@@ -32,6 +32,7 @@ mod gemma4;
 mod gguf_mapping;
 mod glm4;
 mod glm4_moe;
+mod global_token;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -46,6 +47,7 @@ mod lfm2;
 mod linear_attention;
 mod llama;
 mod llama4;
+mod long_bert;
 mod mamba;
 mod mamba2;
 mod minimax_m2;
@@ -67,6 +69,8 @@ mod qwen3_moe;
 mod qwen3_next;
 mod recurrent;
 mod registry;
+mod rwkv;
+mod rwkv4;
 mod rwkv6;
 mod rwkv7;
 mod smollm3;
@@ -128,6 +132,7 @@ pub use qwen3_moe::Qwen3MoeConfig;
 pub use qwen3_next::{DeltaMixer, Qwen3NextConfig};
 pub use recurrent::Mamba2Mixer;
 pub use registry::{family_kind, model_type, planned_model_types};
+pub use rwkv4::Rwkv4Config;
 pub use rwkv6::Rwkv6Config;
 pub use rwkv7::Rwkv7Config;
 pub use smollm3::SmolLm3Config;

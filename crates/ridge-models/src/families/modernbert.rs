@@ -10,7 +10,7 @@ use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear, rope};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::encoder::{EmbeddedTokens, EncoderConfig, EncoderFamily, EncoderLayer};
 use super::tensors::{QKV, TensorName, TensorTable};
-use super::text_classifier::{InnerLayer, ModernHead, TextClassifier};
+use super::text_classifier::{ClassifierHead, InnerLayer, ModernHead, TextClassifier};
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_LAYERS, MAX_POSITIONS, ROPE_KEYS, RopeKeys, layer_windows,
     read_two_ropes,
@@ -111,7 +111,7 @@ fn read(f: &mut Fields<'_>) -> Result<EncoderConfig> {
         global: rope(&global, sizes.max_context()),
         local: rope(&local, sizes.max_context()),
     };
-    let classifier = TextClassifier::read(f, InnerLayer::ModernBert(head))?;
+    let classifier = TextClassifier::read(f, ClassifierHead::Layered(InnerLayer::ModernBert(head)))?;
     Ok(EncoderConfig { classifier, ..EncoderConfig::new(MODERNBERT.model_type, &sizes, layers) })
 }
 
@@ -131,7 +131,7 @@ impl EncoderFamily for ModernBertLayers {
         if index == 0 { FIRST } else { "" }
     }
 
-    fn rotates(&self) -> bool {
+    fn reads_positions(&self) -> bool {
         true
     }
 

@@ -133,7 +133,7 @@ impl EncoderFamily for NomicBertLayers {
         NOMIC_BERT.tensors.layers
     }
 
-    fn rotates(&self) -> bool {
+    fn reads_positions(&self) -> bool {
         true
     }
 

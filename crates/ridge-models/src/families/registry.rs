@@ -7,11 +7,12 @@ use super::encoder::EncoderConfig;
 use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
+use super::text_classifier::{CLASS as CLASSIFIER, ClassifierHead, TextClassifier};
 use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, gemma4, glm4,
     glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama,
-    llama4, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2, olmoe, phi3,
-    qwen, qwen3_moe, qwen3_next, rwkv6, rwkv7, smollm3, stablelm, starcoder2, vit, zamba2,
+    llama4, long_bert, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2,
+    olmoe, phi3, qwen, qwen3_moe, qwen3_next, rwkv4, rwkv6, rwkv7, smollm3, stablelm, starcoder2, vit, zamba2,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -21,6 +22,7 @@ use ridge_files::json;
 static FAMILIES: &[&FamilyDefinition] = &[
     &bamba::BAMBA,
     &bert::BERT,
+    &long_bert::BIG_BIRD,
     &bloom::BLOOM,
     &cohere::COHERE,
     &cohere::COHERE2,
@@ -53,6 +55,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &linear_attention::LINEAR_ATTENTION,
     &llama::LLAMA,
     &llama4::LLAMA4,
+    &long_bert::LONGFORMER,
     &mamba::MAMBA,
     &mamba2::MAMBA2,
     &minimax_m2::MINIMAX_M2,
@@ -75,6 +78,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen3_next::QWEN3_NEXT,
     &linear_attention::RETNET,
     &bert::ROBERTA,
+    &rwkv4::RWKV4,
     &rwkv6::RWKV6,
     &rwkv7::RWKV7,
     &smollm3::SMOLLM3,
@@ -108,6 +112,9 @@ pub(crate) fn families() -> impl Iterator<Item = &'static FamilyDefinition> {
     FAMILIES.iter().copied()
 }
 
+/// The key of decoders whose tokens see those behind them too.
+const BOTH_WAYS: &str = "use_bidirectional_attention";
+
 /// The family of this `model_type`.
 pub(crate) fn by_model_type(model_type: &str) -> Option<&'static FamilyDefinition> {
     families().find(|family| family.model_type == model_type)
@@ -130,8 +137,16 @@ pub fn model_type(config: &Map<String, Value>) -> Option<&str> {
 /// # Errors
 /// [`FilesError::Json`](ridge_files::FilesError::Json) if the text is not a JSON object.
 pub fn family_kind(file: &str, text: &str) -> Result<Option<FamilyKind>> {
-    let map = json::object(file, text.as_bytes())?;
-    Ok(model_type(&map).and_then(by_model_type).map(FamilyDefinition::kind))
+    Ok(kind_of(&json::object(file, text.as_bytes())?))
+}
+
+/// As [`family_kind`], of the object that the file holds: by its `model_type`, and of decoders by whether they write text.
+fn kind_of(config: &Map<String, Value>) -> Option<FamilyKind> {
+    let kind = model_type(config).and_then(by_model_type)?.kind();
+    let both_ways = config.get(BOTH_WAYS).is_some_and(|value| *value == true);
+    let classes = config.get("architectures").and_then(Value::as_array);
+    let classifies = classes.into_iter().flatten().filter_map(Value::as_str).any(|class| class.ends_with(CLASSIFIER));
+    Some(if kind == FamilyKind::Decoder && (both_ways || classifies) { FamilyKind::Encoder } else { kind })
 }
 
 /// The values of `model_type` that [`PlannedConfig::from_json`] reads, in alphabetical order.
@@ -156,6 +171,15 @@ impl ModelConfig {
         let mut f = Fields::new(file, &map);
         let family = by_model_type(f.required("model_type")?);
         let config = match family.map(|family| (family, family.read)) {
+            Some((_, ReadConfig::Decoder(_))) if kind_of(&map) == Some(FamilyKind::Encoder) => {
+                let key =
+                    if f.raw(BOTH_WAYS).is_some_and(|value| *value == true) { BOTH_WAYS } else { "architectures" };
+                return Err(f.wrong(
+                    key,
+                    "makes it an encoder, which writes no text",
+                    "make vectors with `ridge embed`, or rank documents with `ridge serve`",
+                ));
+            }
             Some((family, ReadConfig::Decoder(read))) => {
                 family.begin(&mut f)?;
                 Self::new(family, read(&mut f)?)
@@ -199,7 +223,8 @@ impl EncoderConfig {
         Ok(family_kind(file, text)? == Some(FamilyKind::Encoder))
     }
 
-    /// Reads the text of a `config.json`. `file` names it in errors.
+    /// Reads the text of a `config.json`; a decoder's, if it writes text, as that of an encoder of the same layers. `file`
+    /// names it in errors.
     ///
     /// # Errors
     /// As for [`ModelConfig::from_json`].
@@ -207,12 +232,21 @@ impl EncoderConfig {
         let map = json::object(file, text.as_bytes())?;
         let mut f = Fields::new(file, &map);
         let family = by_model_type(f.required("model_type")?);
-        let Some((family, ReadConfig::Encoder(read))) = family.map(|family| (family, family.read)) else {
-            let remedy = format!("choose a checkpoint of {}", model_types(FamilyKind::Encoder).join(", "));
-            return Err(f.wrong("model_type", "is not an encoder that Ridge reads", remedy));
+        let config = match family.map(|family| (family, family.read)) {
+            Some((family, ReadConfig::Encoder(read))) => {
+                family.begin(&mut f)?;
+                read(&mut f)?
+            }
+            Some((family, ReadConfig::Decoder(read))) => {
+                family.begin_encoder(&mut f)?;
+                let classifier = TextClassifier::read(&mut f, ClassifierHead::Last)?;
+                Self::of_decoder(family.model_type, &family.tensors, read(&mut f)?.into(), classifier)
+            }
+            _ => {
+                let remedy = format!("choose a checkpoint of {}", model_types(FamilyKind::Encoder).join(", "));
+                return Err(f.wrong("model_type", "is not an encoder that Ridge reads", remedy));
+            }
         };
-        family.begin(&mut f)?;
-        let config = read(&mut f)?;
         f.finish()?;
         Ok(config)
     }
@@ -306,7 +340,7 @@ mod tests {
         let family = model_type(&map).and_then(by_model_type).expect("a registered family");
         let options = BuildOptions::default();
         let usual: Vec<TensorName> = family.tensors.all().copied().collect();
-        let (graph, tensors) = match family.kind() {
+        let (graph, tensors) = match kind_of(&map).expect("a registered family") {
             FamilyKind::Decoder => {
                 let config = ModelConfig::from_json("config.json", text).expect("reads");
                 let tensors = usual.into_iter().chain(config.layer_tensors()).collect();
@@ -349,7 +383,8 @@ mod tests {
                 within == tensor.scope
             };
             if family.gguf.is_some() {
-                for weight in &weights {
+                // Classifiers are not written as GGUF.
+                for weight in weights.iter().filter(|weight| *weight != "score.weight") {
                     assert!(tensors.iter().any(|tensor| named(weight, tensor)), "{}: {weight}", family.name);
                 }
             }

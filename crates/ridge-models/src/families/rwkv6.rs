@@ -2,18 +2,17 @@
 //! flash-linear-attention library publishes. Each layer has a mixer of tokens, a linear recurrence that decays by channel, and
 //! one of channels; both see the token before.
 
-use ridge_files::checkpoint::Part;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
 use serde_json::Value as Json;
 
-use super::blocks::{NormKind, ResidualHalf, linear, squared, weight};
-use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
+use super::blocks::{linear, squared, weight};
+use super::decoder::{DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
 use super::linear_attention::{LINEAR_HARMLESS, head_width};
 use super::recurrent::{columns, grouped_layer_norm, heads_of, previous, recurrence, silu};
-use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
+use super::rwkv::{FLA_TENSORS, Rwkv, TOKENS, change};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields};
 use crate::error::Result;
 use crate::model::{BuildOptions, symbols};
@@ -37,10 +36,7 @@ pub struct Rwkv6Config {
     pub norm_bias: bool,
 }
 
-/// The scopes of both mixers, published as `attn` and `ffn`, and of states within them.
-pub(super) const TOKENS: &str = "time_mixer";
-pub(super) const CHANNELS: &str = "channel_mixer";
-pub(super) const SHIFT: &str = "shift";
+/// Scope of the state of what enters the recurrence late.
 const DELAY: &str = "delay";
 
 /// What the recurrence takes of a token: receptance, decay, key, value and gate.
@@ -83,11 +79,75 @@ impl Rwkv6Config {
         [self.key, self.value, self.key].map(|width| self.num_attention_heads * width)
     }
 
-    /// The mixer of tokens.
+    /// `x` with a share of the token before, which is `x + delta`, in each channel: one for each of what the recurrence takes.
+    fn shares(&self, g: &mut Builder, x: Var, delta: Var) -> GraphResult<[Var; MIXED]> {
+        let (rank, hidden, dtype) = (self.mix_rank, self.hidden_size, g.ty(x)?.dtype);
+        let tokens = Dim::sym(symbols::TOKENS);
+        let low = shifted_linear(g, "x_proj.0", x, delta, MIXED * rank)?;
+        let low = g.tanh(low)?;
+        // The five projections are the columns of one matrix: each row has its own columns and zeros elsewhere.
+        let own: Vec<f64> = (0..MIXED * MIXED * rank)
+            .map(|i| f64::from(u8::from(i / (MIXED * rank) == i % (MIXED * rank) / rank)))
+            .collect();
+        let own = g.table(dtype, &own)?;
+        let own = g.reshape(own, Shape::new([1, MIXED, MIXED * rank]))?;
+        let low = g.reshape(low, Shape(vec![tokens.clone(), 1.into(), (MIXED * rank).into()]))?;
+        let low = g.mul(low, own)?;
+        let shares = linear(g, "x_proj.2", low, hidden, false)?;
+        let bias = weight(g, "x_bias", [MIXED, hidden])?;
+        let bias = g.cast(bias, dtype)?;
+        let bias = g.reshape(bias, Shape::new([1, MIXED, hidden]))?;
+        let shares = g.add(shares, bias)?;
+        let mut mixed = [x; MIXED];
+        for (nth, y) in mixed.iter_mut().enumerate() {
+            let share = g.slice(shares, 1, nth, 1usize)?;
+            let share = g.reshape(share, Shape(vec![tokens.clone(), hidden.into()]))?;
+            let share = g.mul(delta, share)?;
+            *y = g.add(x, share)?;
+        }
+        Ok(mixed)
+    }
+}
+
+/// The projection of scope `name` of `x` with a learned share of the token before.
+fn shifted_linear(g: &mut Builder, name: &str, x: Var, delta: Var, to: usize) -> GraphResult<Var> {
+    let ty = g.ty(x)?.clone();
+    g.scoped(name, |g| {
+        let share = weight(g, "mu", [ty.shape.last().as_const().unwrap_or_default()])?;
+        let share = g.cast(share, ty.dtype)?;
+        let share = g.mul(delta, share)?;
+        let x = g.add(x, share)?;
+        linear(g, "linear", x, to, false)
+    })
+}
+
+deref_to_decoder!(Rwkv6Config);
+
+/// How it is registered.
+pub(super) static RWKV6: FamilyDefinition = FamilyDefinition {
+    name: "rwkv6",
+    model_type: "rwkv6",
+    class: Some("RWKV6ForCausalLM"),
+    harmless: &[LINEAR_HARMLESS],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Rwkv6Config::read(f)?))),
+    tensors: FLA_TENSORS,
+    gguf: None,
+};
+
+impl Rwkv for Rwkv6Config {
+    fn norms(&self) -> [bool; 2] {
+        [self.norm_first, self.norm_bias]
+    }
+
+    fn mixer_states(&self, options: &BuildOptions) -> LayerStates {
+        LayerStates::none()
+            .with_conv(&format!("{TOKENS}.{DELAY}"), self.widths().iter().sum(), 2, options)
+            .with_recurrence(TOKENS, [self.num_attention_heads, self.key, self.value])
+    }
+
     fn mix_tokens(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let (heads, hidden, dtype) = (self.num_attention_heads, self.hidden_size, g.ty(x)?.dtype);
-        let before = previous(g, at, SHIFT, x)?;
-        let delta = g.sub(before, x)?;
+        let delta = change(g, x, at)?;
         let [r, w, k, v, gate] = self.shares(g, x, delta)?;
         let [keys, values, decays] = self.widths();
         let r = linear(g, "r_proj.linear", r, keys, false)?;
@@ -129,39 +189,8 @@ impl Rwkv6Config {
         linear(g, "o_proj", y, hidden, false)
     }
 
-    /// `x` with a share of the token before, which is `x + delta`, in each channel: one for each of what the recurrence takes.
-    fn shares(&self, g: &mut Builder, x: Var, delta: Var) -> GraphResult<[Var; MIXED]> {
-        let (rank, hidden, dtype) = (self.mix_rank, self.hidden_size, g.ty(x)?.dtype);
-        let tokens = Dim::sym(symbols::TOKENS);
-        let low = shifted_linear(g, "x_proj.0", x, delta, MIXED * rank)?;
-        let low = g.tanh(low)?;
-        // The five projections are the columns of one matrix: each row has its own columns and zeros elsewhere.
-        let own: Vec<f64> = (0..MIXED * MIXED * rank)
-            .map(|i| f64::from(u8::from(i / (MIXED * rank) == i % (MIXED * rank) / rank)))
-            .collect();
-        let own = g.table(dtype, &own)?;
-        let own = g.reshape(own, Shape::new([1, MIXED, MIXED * rank]))?;
-        let low = g.reshape(low, Shape(vec![tokens.clone(), 1.into(), (MIXED * rank).into()]))?;
-        let low = g.mul(low, own)?;
-        let shares = linear(g, "x_proj.2", low, hidden, false)?;
-        let bias = weight(g, "x_bias", [MIXED, hidden])?;
-        let bias = g.cast(bias, dtype)?;
-        let bias = g.reshape(bias, Shape::new([1, MIXED, hidden]))?;
-        let shares = g.add(shares, bias)?;
-        let mut mixed = [x; MIXED];
-        for (nth, y) in mixed.iter_mut().enumerate() {
-            let share = g.slice(shares, 1, nth, 1usize)?;
-            let share = g.reshape(share, Shape(vec![tokens.clone(), hidden.into()]))?;
-            let share = g.mul(delta, share)?;
-            *y = g.add(x, share)?;
-        }
-        Ok(mixed)
-    }
-
-    /// The mixer of channels.
     fn mix_channels(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
-        let before = previous(g, at, SHIFT, x)?;
-        let delta = g.sub(before, x)?;
+        let delta = change(g, x, at)?;
         let h = shifted_linear(g, "key", x, delta, self.intermediate_size)?;
         let h = squared(g, h)?;
         let h = linear(g, "value", h, self.hidden_size, false)?;
@@ -169,93 +198,27 @@ impl Rwkv6Config {
         let open = g.sigmoid(open)?;
         g.mul(open, h)
     }
-}
 
-/// The projection of scope `name` of `x` with a learned share of the token before.
-fn shifted_linear(g: &mut Builder, name: &str, x: Var, delta: Var, to: usize) -> GraphResult<Var> {
-    let ty = g.ty(x)?.clone();
-    g.scoped(name, |g| {
-        let share = weight(g, "mu", [ty.shape.last().as_const().unwrap_or_default()])?;
-        let share = g.cast(share, ty.dtype)?;
-        let share = g.mul(delta, share)?;
-        let x = g.add(x, share)?;
-        linear(g, "linear", x, to, false)
-    })
-}
-
-deref_to_decoder!(Rwkv6Config);
-
-/// The norm behind the embedding.
-pub(super) const FIRST_NORM: &str = "model.layers.0.pre_norm";
-
-/// How it is registered.
-pub(super) static RWKV6: FamilyDefinition = FamilyDefinition {
-    name: "rwkv6",
-    model_type: "rwkv6",
-    class: Some("RWKV6ForCausalLM"),
-    harmless: &[LINEAR_HARMLESS],
-    read: ReadConfig::Decoder(|f| Ok(Box::new(Rwkv6Config::read(f)?))),
-    tensors: TensorTable {
-        embedding: TensorName { scope: "model.embeddings", cut: None, gguf: None },
-        attention: TOKENS,
-        norm: TensorName { scope: "model.norm", cut: None, gguf: None },
-        head: TensorName::planned("lm_head", Cut::Vocabulary),
-        layer: &[],
-        ..LLAMA_TENSORS
-    },
-    gguf: None,
-};
-
-impl DecoderFamily for Rwkv6Config {
-    fn states(&self, _index: usize, options: &BuildOptions) -> LayerStates {
-        let within = |scope: &str, state: &str| format!("{scope}.{state}");
-        LayerStates::none()
-            .with_conv(&within(TOKENS, SHIFT), self.hidden_size, 2, options)
-            .with_conv(&within(TOKENS, DELAY), self.widths().iter().sum(), 2, options)
-            .with_recurrence(TOKENS, [self.num_attention_heads, self.key, self.value])
-            .with_conv(&within(CHANNELS, SHIFT), self.hidden_size, 2, options)
-    }
-
-    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
-        if self.norm_first { self.norm().apply(g, FIRST_NORM, x) } else { Ok(x) }
-    }
-
-    fn norm(&self) -> NormKind {
-        if self.norm_bias { NormKind::Layer(self.norm_eps) } else { NormKind::LayerUnbiased(self.norm_eps) }
-    }
-
-    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
-        let x = ResidualHalf::before(self.norm(), "attn_norm").add(g, x, TOKENS, |g, x| self.mix_tokens(g, x, at))?;
-        ResidualHalf::before(self.norm(), "ffn_norm").add(g, x, CHANNELS, |g, x| self.mix_channels(g, x, at))
-    }
-
-    fn parts(&self) -> Vec<Part> {
-        const OF_TOKENS: [&str; 15] = [
-            "x_proj.0.mu",
-            "x_proj.0.linear.weight",
-            "x_proj.2.weight",
-            "x_bias",
-            "r_proj.linear.weight",
-            "w_proj.linear.lora.0.weight",
-            "w_proj.linear.lora.2.weight",
-            "w_proj.linear.lora.2.bias",
-            "k_proj.linear.weight",
-            "v_proj.linear.weight",
-            "g_proj.linear.weight",
-            "bonus",
-            "g_norm.weight",
-            "g_norm.bias",
-            "o_proj.weight",
-        ];
-        const OF_CHANNELS: [&str; 5] =
-            ["key.mu", "key.linear.weight", "value.weight", "receptance.mu", "receptance.linear.weight"];
-        let part = |published: &str, scope: &str, name: &str| Part {
-            of: format!("model.layers.*.{published}.{name}"),
-            name: format!("model.layers.*.{scope}.{name}"),
-            transposed: false,
-            rows: None,
-        };
-        let of_tokens = OF_TOKENS.iter().map(|name| part("attn", TOKENS, name));
-        of_tokens.chain(OF_CHANNELS.iter().map(|name| part("ffn", CHANNELS, name))).collect()
+    fn mixer_tensors(&self) -> [&'static [&'static str]; 2] {
+        [
+            &[
+                "x_proj.0.mu",
+                "x_proj.0.linear.weight",
+                "x_proj.2.weight",
+                "x_bias",
+                "r_proj.linear.weight",
+                "w_proj.linear.lora.0.weight",
+                "w_proj.linear.lora.2.weight",
+                "w_proj.linear.lora.2.bias",
+                "k_proj.linear.weight",
+                "v_proj.linear.weight",
+                "g_proj.linear.weight",
+                "bonus",
+                "g_norm.weight",
+                "g_norm.bias",
+                "o_proj.weight",
+            ],
+            &["key.mu", "key.linear.weight", "value.weight", "receptance.mu", "receptance.linear.weight"],
+        ]
     }
 }

@@ -2,19 +2,17 @@
 //! flash-linear-attention library publishes. Each layer has a mixer of tokens, a generalised delta rule whose values are
 //! mixed with those of the first layer, and one of channels; both see the token before.
 
-use ridge_files::checkpoint::Part;
-use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Var};
+use ridge_graph::{Builder, DType, Result as GraphResult, Var};
 use serde_json::Value as Json;
 
-use super::blocks::{NormKind, ResidualHalf, linear, scaled, squared};
-use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
+use super::blocks::{linear, scaled, squared};
+use super::decoder::{DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
 use super::linear_attention::LINEAR_HARMLESS;
-use super::recurrent::{f32_weight, flat, grouped_layer_norm, heads_of, previous, recurrence};
-use super::rwkv6::{CHANNELS, FIRST_NORM, SHIFT, TOKENS};
-use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
+use super::recurrent::{f32_weight, flat, grouped_layer_norm, heads_of, recurrence};
+use super::rwkv::{FLA_TENSORS, Rwkv, TOKENS, change, shifted};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HEADS, REMEDY};
 use crate::error::Result;
 use crate::model::BuildOptions;
@@ -99,15 +97,67 @@ impl Rwkv7Config {
             decoder,
         })
     }
+}
 
-    /// The mixer of tokens.
+/// The heads of f32 `x`, `[tokens, heads, dim]`, divided by their lengths; the `fused` norm adds 1e-6 to the lengths' squares,
+/// the other has lengths of 1e-12 at least.
+fn direction(g: &mut Builder, x: Var, fused: bool) -> GraphResult<Var> {
+    let square = g.mul(x, x)?;
+    let sum = g.reduce_sum(square, 2)?;
+    let least = g.constant(DType::F32, if fused { 1e-6 } else { 1e-24 })?;
+    let sum = if fused { g.add(sum, least)? } else { g.max(sum, least)? };
+    let factor = g.rsqrt(sum)?;
+    g.mul(x, factor)
+}
+
+/// The projection of low rank of scope `name`, through `bend` between its halves, to `[rank, width]`.
+fn low_rank(
+    g: &mut Builder,
+    name: &str,
+    x: Var,
+    [rank, width]: [usize; 2],
+    bend: impl FnOnce(&mut Builder, Var) -> GraphResult<Var>,
+    bias: bool,
+) -> GraphResult<Var> {
+    g.scoped(&format!("{name}.lora"), |g| {
+        let low = linear(g, "0", x, rank, false)?;
+        let low = bend(g, low)?;
+        linear(g, "2", low, width, bias)
+    })
+}
+
+deref_to_decoder!(Rwkv7Config);
+
+/// How it is registered.
+pub(super) static RWKV7: FamilyDefinition = FamilyDefinition {
+    name: "rwkv7",
+    model_type: "rwkv7",
+    class: Some("RWKV7ForCausalLM"),
+    harmless: &[LINEAR_HARMLESS],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Rwkv7Config::read(f)?))),
+    tensors: FLA_TENSORS,
+    gguf: None,
+};
+
+impl Rwkv for Rwkv7Config {
+    fn norms(&self) -> [bool; 2] {
+        [self.norm_first, self.norm_bias]
+    }
+
+    fn layer_kind(&self, index: usize) -> &'static str {
+        if index == 0 { FIRST } else { "" }
+    }
+
+    fn mixer_states(&self, _options: &BuildOptions) -> LayerStates {
+        LayerStates::none().with_recurrence(TOKENS, [self.num_attention_heads, self.head_dim, self.head_dim])
+    }
+
     fn mix_tokens(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let (heads, hidden, dtype) = (self.num_attention_heads, self.hidden_size, g.ty(x)?.dtype);
-        let before = previous(g, at, SHIFT, x)?;
-        let delta = g.sub(before, x)?;
+        let delta = change(g, x, at)?;
         let mut mixed = [x; 6];
         for (name, y) in ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"].into_iter().zip(&mut mixed) {
-            *y = shifted(g, name, x, delta, Shape::new([1, 1, hidden]))?;
+            *y = shifted(g, name, x, delta, 3)?;
         }
         let [r, w, k, mut v, rate, gate] = mixed;
         let r = linear(g, "r_proj", r, hidden, false)?;
@@ -170,140 +220,46 @@ impl Rwkv7Config {
         linear(g, "o_proj", y, hidden, false)
     }
 
-    /// The mixer of channels.
     fn mix_channels(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
-        let before = previous(g, at, SHIFT, x)?;
-        let delta = g.sub(before, x)?;
-        let h = shifted(g, "x_k", x, delta, Shape::new([self.hidden_size]))?;
+        let delta = change(g, x, at)?;
+        let h = shifted(g, "x_k", x, delta, 1)?;
         let h = linear(g, "key", h, self.intermediate_size, false)?;
         let h = squared(g, h)?;
         linear(g, "value", h, self.hidden_size, false)
     }
-}
 
-/// `x` with a learned share of `delta` in each channel; the weight `name` has this `shape`.
-fn shifted(g: &mut Builder, name: &str, x: Var, delta: Var, shape: Shape) -> GraphResult<Var> {
-    let ty = g.ty(x)?.clone();
-    let share = g.weight(name, ridge_graph::Type::tensor(DType::F32, shape))?;
-    let share = g.reshape(share, Shape(vec![ty.shape.last()]))?;
-    let share = g.cast(share, ty.dtype)?;
-    let share = g.mul(delta, share)?;
-    g.add(x, share)
-}
-
-/// The heads of f32 `x`, `[tokens, heads, dim]`, divided by their lengths; the `fused` norm adds 1e-6 to the lengths' squares,
-/// the other has lengths of 1e-12 at least.
-fn direction(g: &mut Builder, x: Var, fused: bool) -> GraphResult<Var> {
-    let square = g.mul(x, x)?;
-    let sum = g.reduce_sum(square, 2)?;
-    let least = g.constant(DType::F32, if fused { 1e-6 } else { 1e-24 })?;
-    let sum = if fused { g.add(sum, least)? } else { g.max(sum, least)? };
-    let factor = g.rsqrt(sum)?;
-    g.mul(x, factor)
-}
-
-/// The projection of low rank of scope `name`, through `bend` between its halves, to `[rank, width]`.
-fn low_rank(
-    g: &mut Builder,
-    name: &str,
-    x: Var,
-    [rank, width]: [usize; 2],
-    bend: impl FnOnce(&mut Builder, Var) -> GraphResult<Var>,
-    bias: bool,
-) -> GraphResult<Var> {
-    g.scoped(&format!("{name}.lora"), |g| {
-        let low = linear(g, "0", x, rank, false)?;
-        let low = bend(g, low)?;
-        linear(g, "2", low, width, bias)
-    })
-}
-
-deref_to_decoder!(Rwkv7Config);
-
-/// How it is registered.
-pub(super) static RWKV7: FamilyDefinition = FamilyDefinition {
-    name: "rwkv7",
-    model_type: "rwkv7",
-    class: Some("RWKV7ForCausalLM"),
-    harmless: &[LINEAR_HARMLESS],
-    read: ReadConfig::Decoder(|f| Ok(Box::new(Rwkv7Config::read(f)?))),
-    tensors: TensorTable {
-        embedding: TensorName { scope: "model.embeddings", cut: None, gguf: None },
-        attention: TOKENS,
-        norm: TensorName { scope: "model.norm", cut: None, gguf: None },
-        head: TensorName::planned("lm_head", Cut::Vocabulary),
-        layer: &[],
-        ..LLAMA_TENSORS
-    },
-    gguf: None,
-};
-
-impl DecoderFamily for Rwkv7Config {
-    fn kind(&self, index: usize) -> &'static str {
-        if index == 0 { FIRST } else { "" }
-    }
-
-    fn states(&self, _index: usize, options: &BuildOptions) -> LayerStates {
-        let shift = |scope: &str| format!("{scope}.{SHIFT}");
-        LayerStates::none()
-            .with_conv(&shift(TOKENS), self.hidden_size, 2, options)
-            .with_recurrence(TOKENS, [self.num_attention_heads, self.head_dim, self.head_dim])
-            .with_conv(&shift(CHANNELS), self.hidden_size, 2, options)
-    }
-
-    fn embed(&self, g: &mut Builder, x: Var, _inputs: &mut LayerInputs) -> GraphResult<Var> {
-        if self.norm_first { self.norm().apply(g, FIRST_NORM, x) } else { Ok(x) }
-    }
-
-    fn norm(&self) -> NormKind {
-        if self.norm_bias { NormKind::Layer(self.norm_eps) } else { NormKind::LayerUnbiased(self.norm_eps) }
-    }
-
-    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
-        let x = ResidualHalf::before(self.norm(), "attn_norm").add(g, x, TOKENS, |g, x| self.mix_tokens(g, x, at))?;
-        ResidualHalf::before(self.norm(), "ffn_norm").add(g, x, CHANNELS, |g, x| self.mix_channels(g, x, at))
-    }
-
-    fn parts(&self) -> Vec<Part> {
-        // Whole mixers: their states are under other names than those of attention.
-        let part = |published: &str, scope: &str| Part {
-            of: format!("model.layers.*.{published}"),
-            name: format!("model.layers.*.{scope}"),
-            transposed: false,
-            rows: None,
-        };
-        let of_tokens = [
-            "x_r",
-            "x_w",
-            "x_k",
-            "x_v",
-            "x_a",
-            "x_g",
-            "k_k",
-            "k_a",
-            "r_k",
-            "r_proj.weight",
-            "k_proj.weight",
-            "v_proj.weight",
-            "o_proj.weight",
-            "g_norm.weight",
-            "g_norm.bias",
-            "w_lora.lora.0.weight",
-            "w_lora.lora.2.weight",
-            "w_lora.lora.2.bias",
-            "v_lora.lora.0.weight",
-            "v_lora.lora.2.weight",
-            "v_lora.lora.2.bias",
-            "a_lora.lora.0.weight",
-            "a_lora.lora.2.weight",
-            "a_lora.lora.2.bias",
-            "g_lora.lora.0.weight",
-            "g_lora.lora.2.weight",
-        ];
-        let of_tokens = of_tokens.map(|name| part(&format!("attn.{name}"), &format!("{TOKENS}.{name}")));
-        let of_channels = ["x_k", "key.weight", "value.weight"];
-        let of_channels = of_channels.map(|name| part(&format!("ffn.{name}"), &format!("{CHANNELS}.{name}")));
-        of_tokens.into_iter().chain(of_channels).collect()
+    fn mixer_tensors(&self) -> [&'static [&'static str]; 2] {
+        [
+            &[
+                "x_r",
+                "x_w",
+                "x_k",
+                "x_v",
+                "x_a",
+                "x_g",
+                "k_k",
+                "k_a",
+                "r_k",
+                "r_proj.weight",
+                "k_proj.weight",
+                "v_proj.weight",
+                "o_proj.weight",
+                "g_norm.weight",
+                "g_norm.bias",
+                "w_lora.lora.0.weight",
+                "w_lora.lora.2.weight",
+                "w_lora.lora.2.bias",
+                "v_lora.lora.0.weight",
+                "v_lora.lora.2.weight",
+                "v_lora.lora.2.bias",
+                "a_lora.lora.0.weight",
+                "a_lora.lora.2.weight",
+                "a_lora.lora.2.bias",
+                "g_lora.lora.0.weight",
+                "g_lora.lora.2.weight",
+            ],
+            &["x_k", "key.weight", "value.weight"],
+        ]
     }
 }
 

@@ -1,5 +1,6 @@
 //! Heads that classify whole texts or pairs of them, as cross-encoders rank documents (Nogueira and Cho 2019, "Passage
-//! Re-ranking with BERT", section 3): from the first token's vector, or the mean of all, to a logit for each label.
+//! Re-ranking with BERT", section 3): from the first token's vector, or the mean of all, to a logit for each label. And decoders
+//! that do so by the last token's vector, or by what they would write.
 
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
@@ -10,6 +11,7 @@ use crate::config::Fields;
 use crate::error::Result;
 use crate::model::symbols;
 use crate::pooling::{Pooling, pool};
+use crate::sentence::WordScore;
 
 /// A classifier on an encoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,8 +20,19 @@ pub struct TextClassifier {
     pub labels: usize,
     /// Are scores sigmoids of the logits, or the logits themselves?
     pub sigmoid: bool,
-    /// What lies between the tokens' vectors and the logits.
-    pub(super) inner: InnerLayer,
+    /// How the tokens' vectors become logits.
+    head: ClassifierHead,
+}
+
+/// How the vectors of a text's tokens become logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum ClassifierHead {
+    /// By two layers, of the first token's vector or the mean of all.
+    Layered(InnerLayer),
+    /// By one layer of scope `score` without a bias, of the last token's vector: in a decoder it has seen all others.
+    Last,
+    /// By a decoder's output projection, of the last token's vector.
+    Words(WordScore),
 }
 
 /// The layer in front of that of the logits: its scope, and that of the logits.
@@ -31,6 +44,8 @@ pub(super) enum InnerLayer {
     Roberta,
     /// DistilBERT's, with a ReLU.
     Distilbert,
+    /// BigBird's, within the head, with the activation of its layers.
+    BigBird(Gelu),
     /// ModernBERT's, with a norm behind it.
     ModernBert(ModernHead),
 }
@@ -51,15 +66,52 @@ impl InnerLayer {
     fn scopes(self) -> [&'static str; 2] {
         match self {
             Self::Bert => ["bert.pooler.dense", "classifier"],
-            Self::Roberta => ["classifier.dense", "classifier.out_proj"],
+            Self::Roberta | Self::BigBird(_) => ["classifier.dense", "classifier.out_proj"],
             Self::ModernBert(_) => ["head.dense", "classifier"],
             Self::Distilbert => ["pre_classifier", "classifier"],
         }
     }
+
+    /// Logits of `x`, `[tokens, hidden]`: `[seqs, labels]`.
+    fn logits(self, g: &mut Builder, x: Var, labels: usize) -> GraphResult<Var> {
+        let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+        let seqs = Dim::sym(symbols::SEQS);
+        let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs.clone() + 1]))?;
+        let pooled = match self {
+            Self::ModernBert(ModernHead { mean: true, .. }) => {
+                let dtype = g.ty(x)?.dtype;
+                let x = g.cast(x, DType::F32)?;
+                let mean = pool(g, Pooling::Mean, x)?;
+                g.cast(mean, dtype)?
+            }
+            _ => {
+                let first = g.slice(starts, 0, 0, &seqs)?;
+                g.gather(x, first, 0)?
+            }
+        };
+        let [inner, out] = self.scopes();
+        let bias = !matches!(self, Self::ModernBert(ModernHead { bias: false, .. }));
+        let h = linear(g, inner, pooled, hidden, bias)?;
+        let h = match self {
+            Self::ModernBert(head) => {
+                let h = g.gelu(h, head.activation)?;
+                head.norm.apply(g, "head.norm", h)?
+            }
+            Self::Distilbert => {
+                let zero = g.constant_like(h, 0.0)?;
+                g.max(h, zero)?
+            }
+            Self::BigBird(activation) => g.gelu(h, activation)?,
+            Self::Bert | Self::Roberta => g.tanh(h)?,
+        };
+        linear(g, out, h, labels, true)
+    }
 }
 
+/// Scope of the layer of a decoder's classifier.
+const SCORE: &str = "score";
 /// The end of the names of classes with such a head.
-const CLASS: &str = "ForSequenceClassification";
+pub(super) const CLASS: &str = "ForSequenceClassification";
 /// Where sentence-transformers says what becomes of logits: by its newer versions, in an object, and by older ones.
 const NEWER: &str = "sentence_transformers";
 const OLDER: &str = "sbert_ce_default_activation_function";
@@ -69,7 +121,7 @@ const MAX_LABELS: usize = 1 << 16;
 
 impl TextClassifier {
     /// The head that the checkpoint's class has, if it is one that classifies texts.
-    pub(super) fn read(f: &mut Fields<'_>, inner: InnerLayer) -> Result<Option<Self>> {
+    pub(super) fn read(f: &mut Fields<'_>, head: ClassifierHead) -> Result<Option<Self>> {
         let classes: Option<Vec<&str>> = f.optional("architectures")?;
         let classifies = classes.is_some_and(|classes| classes.iter().any(|class| class.ends_with(CLASS)));
         let said = f.optional_size("num_labels", MAX_LABELS)?;
@@ -93,41 +145,47 @@ impl TextClassifier {
                 return Err(f.wrong(OLDER, "or its newer spelling is not supported", remedy));
             }
         };
-        Ok(Some(Self { labels, sigmoid, inner }))
+        Ok(Some(Self { labels, sigmoid, head }))
     }
 
-    /// Logits and scores, f32 `[seqs, labels]` each, of `x`, `[tokens, hidden]`.
-    pub(super) fn build(&self, g: &mut Builder, x: Var) -> GraphResult<[Var; 2]> {
-        let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
-        let seqs = Dim::sym(symbols::SEQS);
-        let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs.clone() + 1]))?;
-        let pooled = match self.inner {
-            InnerLayer::ModernBert(ModernHead { mean: true, .. }) => {
-                let dtype = g.ty(x)?.dtype;
-                let x = g.cast(x, DType::F32)?;
-                let mean = pool(g, Pooling::Mean, x)?;
-                g.cast(mean, dtype)?
+    /// Scores texts by what a decoder would write after them.
+    pub(super) fn of_words(words: WordScore) -> Self {
+        Self { labels: 1, sigmoid: words.sigmoid, head: ClassifierHead::Words(words) }
+    }
+
+    /// Does it need a decoder's output projection?
+    pub(super) fn reads_words(&self) -> bool {
+        matches!(self.head, ClassifierHead::Words(..))
+    }
+
+    /// Logits and scores, f32 `[seqs, labels]` each, of `x`, `[tokens, hidden]`. `words` gives the logits of words after
+    /// `[seqs, hidden]`.
+    pub(super) fn build(
+        &self,
+        g: &mut Builder,
+        x: Var,
+        words: impl FnOnce(&mut Builder, Var, &[u32]) -> GraphResult<Var>,
+    ) -> GraphResult<[Var; 2]> {
+        let logits = match self.head {
+            ClassifierHead::Layered(inner) => inner.logits(g, x, self.labels)?,
+            ClassifierHead::Last => {
+                let last = pool(g, Pooling::Last, x)?;
+                linear(g, SCORE, last, self.labels, false)?
             }
-            _ => {
-                let first = g.slice(starts, 0, 0, &seqs)?;
-                g.gather(x, first, 0)?
+            ClassifierHead::Words(WordScore { yes, no, .. }) => {
+                let last = pool(g, Pooling::Last, x)?;
+                let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
+                let logits = words(g, last, &ids)?;
+                let yes = g.slice(logits, 1, 0, 1usize)?;
+                match no {
+                    Some(_) => {
+                        let no = g.slice(logits, 1, 1, 1usize)?;
+                        g.sub(yes, no)?
+                    }
+                    None => yes,
+                }
             }
         };
-        let [inner, out] = self.inner.scopes();
-        let bias = !matches!(self.inner, InnerLayer::ModernBert(ModernHead { bias: false, .. }));
-        let h = linear(g, inner, pooled, hidden, bias)?;
-        let h = match self.inner {
-            InnerLayer::ModernBert(head) => {
-                let h = g.gelu(h, head.activation)?;
-                head.norm.apply(g, "head.norm", h)?
-            }
-            InnerLayer::Bert | InnerLayer::Roberta => g.tanh(h)?,
-            InnerLayer::Distilbert => {
-                let zero = g.constant_like(h, 0.0)?;
-                g.max(h, zero)?
-            }
-        };
-        let logits = linear(g, out, h, self.labels, true)?;
         let logits = g.cast(logits, DType::F32)?;
         let scores = if self.sigmoid { g.sigmoid(logits)? } else { logits };
         Ok([logits, scores])
@@ -135,6 +193,9 @@ impl TextClassifier {
 
     /// Are published tensors whose names begin with `prefix` of the head?
     pub(super) fn has(&self, prefix: &str) -> bool {
-        self.inner.scopes().iter().any(|scope| scope.starts_with(prefix))
+        match self.head {
+            ClassifierHead::Layered(inner) => inner.scopes().iter().any(|scope| scope.starts_with(prefix)),
+            ClassifierHead::Last | ClassifierHead::Words(..) => false,
+        }
     }
 }

@@ -18,7 +18,7 @@ use super::pooling::pooling;
 use crate::error::Result;
 use crate::families::{EncoderConfig, ModelConfig};
 use crate::model::BuildOptions;
-use crate::pooling::SentenceConfig;
+use crate::sentence::SentenceConfig;
 use crate::weights;
 
 /// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does

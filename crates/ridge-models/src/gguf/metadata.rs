@@ -119,6 +119,9 @@ pub(super) fn write_encoder(files: &ModelFiles, config: &EncoderConfig, to: &mut
         let number = POOLINGS.iter().find(|(_, pooling)| *pooling == said.pooling);
         let (number, _) = number.ok_or_else(|| no_words(files, &format!("it pools by {}", said.pooling)))?;
         to.u32(&key("pooling_type"), *number);
+        if !said.dense.is_empty() {
+            return Err(no_words(files, "its vectors go through Dense modules"));
+        }
     }
     Ok(())
 }

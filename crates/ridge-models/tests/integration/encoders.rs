@@ -8,13 +8,26 @@ use ridge_models::{BuildOptions, EncoderConfig, symbols};
 use ridge_runtime::lower;
 
 /// Every encoder.
-const ENCODERS: [&str; 6] = ["bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm_roberta"];
+const ENCODERS: [&str; 9] = [
+    "bert",
+    "big_bird",
+    "distilbert",
+    "gemma3_encoder",
+    "longformer",
+    "modernbert",
+    "nomic_bert",
+    "roberta",
+    "xlm_roberta",
+];
 
 /// Every classifier: is its score a sigmoid?
-const CLASSIFIERS: [(&str, bool); 4] = [
+const CLASSIFIERS: [(&str, bool); 7] = [
     ("bert_reranker", true),
+    ("big_bird_reranker", true),
     ("distilbert_classifier", false),
+    ("longformer_classifier", false),
     ("modernbert_reranker", true),
+    ("qwen3_reranker", true),
     ("xlm_roberta_reranker", true),
 ];
 
@@ -224,4 +237,34 @@ fn a_summary_counts_the_pairs_within_windows() {
     // each of 32 elements, beside what each token multiplies.
     let (a, b, c) = (flops(20), flops(21), flops(22));
     assert_eq!((c - b) - (b - a), 2 * 4 * 32);
+}
+
+/// In the library, longer texts have keys that depend on its random numbers.
+#[test]
+fn texts_of_block_sparse_models_are_as_long_as_all_keys_are_seen() {
+    let read = |changes: &str| {
+        let text = std::fs::read_to_string(fixtures().join("families/big_bird/config.json")).expect("a file");
+        let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let changes: serde_json::Value = serde_json::from_str(changes).expect("JSON");
+        changes.as_object().expect("an object").iter().for_each(|(key, value)| config[key] = value.clone());
+        EncoderConfig::from_json("config.json", &config.to_string())
+    };
+    let most = |changes: &str| read(changes).expect("reads").max_context;
+    assert_eq!(most("{}"), (5 + 2) * 4);
+    assert_eq!(most(r#"{"block_size": 5}"#), 35);
+    assert_eq!(most(r#"{"block_size": 64, "num_random_blocks": 3}"#), 40);
+    assert_eq!(most(r#"{"attention_type": "original_full"}"#), 40);
+    let error = read(r#"{"attention_type": "sparse"}"#).expect_err("is refused").to_string();
+    assert!(error.contains("attention_type") && error.contains("original_full"), "{error}");
+}
+
+#[test]
+fn windows_of_longformer_are_those_of_its_layers() {
+    let text = std::fs::read_to_string(fixtures().join("families/longformer/config.json")).expect("a file");
+    for windows in ["[4]", "[4, 5]", "[4, 0]", "7"] {
+        let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        config["attention_window"] = serde_json::from_str(windows).expect("JSON");
+        let error = EncoderConfig::from_json("config.json", &config.to_string()).expect_err("is refused").to_string();
+        assert!(error.contains("attention_window"), "{windows}: {error}");
+    }
 }

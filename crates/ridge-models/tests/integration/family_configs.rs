@@ -105,7 +105,6 @@ fn what_would_change_the_model_is_refused_by_key_and_value() {
         ("falcon", "apply_residual_connection_post_layernorm", json!(true)),
         ("falcon", "activation", json!("relu")),
         ("gemma2", "hidden_activation", json!("silu")),
-        ("gemma3", "use_bidirectional_attention", json!(true)),
         ("gpt2", "scale_attn_weights", json!(false)),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("gpt2", "activation_function", json!("relu")),
@@ -134,6 +133,17 @@ fn what_would_change_the_model_is_refused_by_key_and_value() {
     ] {
         let message = with(name, &json!({key: value})).unwrap_err();
         assert!(message.starts_with(&format!("config.json: {key} = {value} is not supported; ")), "{name}: {message}");
+    }
+}
+
+#[test]
+fn what_makes_a_decoder_an_encoder_is_told() {
+    for (name, key, value) in [
+        ("gemma3", "use_bidirectional_attention", json!(true)),
+        ("qwen3", "architectures", json!(["Qwen3ForSequenceClassification"])),
+    ] {
+        let message = with(name, &json!({key: value})).unwrap_err();
+        assert!(message.starts_with(&format!("config.json: {key} = {value} makes it an encoder")), "{name}: {message}");
     }
 }
 

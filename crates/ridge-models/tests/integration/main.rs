@@ -26,6 +26,7 @@ mod planned;
 mod processes;
 mod published;
 mod sampling;
+mod sentences;
 mod source;
 mod summary;
 mod training_graph;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::app::{App, ModelWorker, new_id, unix_now};
 use crate::embedding::EmbedWorker;
 use crate::error::{ApiError, ApiResult, json_response};
+use crate::pairs::render_pair;
 use crate::wire::fields::{RequestFields, wrong};
 use crate::wire::sampling::check_model;
 
@@ -39,15 +40,35 @@ fn scorer(app: &App) -> ApiResult<&EmbedWorker> {
     }
 }
 
+/// How pairs are judged, besides their texts.
+#[derive(Default)]
+struct Judgement {
+    /// What a query asks for, of a model whose template has a place for that.
+    instruction: Option<String>,
+    /// Tokens of a pair or a text at most; longer ones are cut.
+    cut: Option<usize>,
+}
+
+impl Judgement {
+    fn read(app: &App, fields: &mut RequestFields) -> ApiResult<Self> {
+        let instruction = fields.text("instruction")?;
+        if instruction.is_some() && app.model.templates.is_empty() {
+            return Err(ApiError::unsupported("instruction", "the model has no template for instructions".to_owned()));
+        }
+        let cut = fields.whole("truncate_prompt_tokens", 1, u64::from(u32::MAX))?.map(|n| n as usize);
+        Ok(Self { instruction, cut })
+    }
+}
+
 /// The tokens of `pairs` of texts, called so in errors, for a worker that takes at most `most` tokens and, if `classifies`,
 /// pairs.
 fn tokenised(
     app: &App,
     pairs: &[[(&str, &str); 2]],
     (most, classifies): (usize, bool),
-    cut: Option<usize>,
+    judgement: &Judgement,
 ) -> ApiResult<TextPairs> {
-    let most = cut.map_or(most, |cut| cut.min(most));
+    let most = judgement.cut.map_or(most, |cut| cut.min(most));
     let mut made = TextPairs { texts: Vec::new(), pairs: Vec::new(), tokens: 0 };
     let mut seen: Vec<(&str, usize)> = Vec::new();
     for [first, second] in pairs {
@@ -56,9 +77,18 @@ fn tokenised(
             app.check_length(first.0, first.1)?;
             app.check_length(second.0, second.1)?;
             let named = |error| ApiError::param(second.0, error);
-            let (ids, segments) = tokenizer.encode_pair(first.1, second.1, most).map_err(named)?;
             made.pairs.push([made.texts.len(); 2]);
-            made.texts.push(TextTokens { ids, segments });
+            made.texts.push(match app.model.templates.is_empty() {
+                true => {
+                    let (ids, segments) = tokenizer.encode_pair(first.1, second.1, most).map_err(named)?;
+                    TextTokens { ids, segments }
+                }
+                false => {
+                    let instruction = judgement.instruction.as_deref();
+                    let whole = |text: &str| render_pair(&app.model.templates, instruction, first.1, text);
+                    tokenizer.encode_within(second.1, most, whole).map_err(named)?.into()
+                }
+            });
             continue;
         }
         let mut places = [0; 2];
@@ -87,7 +117,7 @@ fn tokenised(
 async fn relevance(
     app: &Arc<App>,
     pairs: Vec<[(String, String); 2]>,
-    cut: Option<usize>,
+    judgement: Judgement,
 ) -> ApiResult<(Vec<f64>, usize)> {
     let worker = scorer(app)?;
     let classifies = worker.labels == 1;
@@ -95,7 +125,7 @@ async fn relevance(
     let made = app.blocking(move |app| {
         let borrowed: Vec<[(&str, &str); 2]> =
             pairs.iter().map(|pair| [0, 1].map(|i| (pair[i].0.as_str(), pair[i].1.as_str()))).collect();
-        tokenised(app, &borrowed, takes, cut)
+        tokenised(app, &borrowed, takes, &judgement)
     });
     let TextPairs { texts, pairs, tokens } = made.await?;
     app.metrics.prompt_tokens.add(tokens as u64);
@@ -117,7 +147,7 @@ pub(super) async fn rerank(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Bo
     let documents = fields.needed("documents", documents)?;
     let top = fields.whole("top_n", 1, u64::from(u32::MAX))?.map(|n| n as usize);
     let with_documents = fields.bool("return_documents")?.unwrap_or(true);
-    let cut = fields.whole("truncate_prompt_tokens", 1, u64::from(u32::MAX))?.map(|n| n as usize);
+    let judgement = Judgement::read(app, &mut fields)?;
     fields.text("user")?;
     fields.done()?;
     if documents.is_empty() || documents.len() > MAX_DOCUMENTS {
@@ -130,7 +160,7 @@ pub(super) async fn rerank(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Bo
     };
     let texts = documents.iter().enumerate().map(text).collect::<ApiResult<Vec<_>>>()?;
     let pairs = texts.iter().map(|text| [("query".to_owned(), query.clone()), text.clone()]).collect();
-    let (scores, tokens) = relevance(app, pairs, cut).await?;
+    let (scores, tokens) = relevance(app, pairs, judgement).await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let result = |index: usize| {
@@ -155,7 +185,7 @@ pub(super) async fn score(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Bod
         let given = fields.take(name);
         sides.push(texts(name, fields.needed(name, given)?)?);
     }
-    let cut = fields.whole("truncate_prompt_tokens", 1, u64::from(u32::MAX))?.map(|n| n as usize);
+    let judgement = Judgement::read(app, &mut fields)?;
     fields.text("user")?;
     fields.done()?;
     let (firsts, seconds) = (&sides[0], &sides[1]);
@@ -166,7 +196,7 @@ pub(super) async fn score(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Bod
     }
     let first = |i: usize| firsts[if firsts.len() == 1 { 0 } else { i }].clone();
     let pairs = seconds.iter().enumerate().map(|(i, second)| [first(i), second.clone()]).collect();
-    let (scores, tokens) = relevance(app, pairs, cut).await?;
+    let (scores, tokens) = relevance(app, pairs, judgement).await?;
     let datum = |(index, score): (usize, &f64)| json!({ "index": index, "object": "score", "score": score });
     let response = json!({
         "id": new_id("score-"), "object": "list", "created": unix_now(), "model": app.model.name,

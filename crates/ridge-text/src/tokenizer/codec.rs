@@ -135,15 +135,40 @@ impl Tokenizer {
             guarded(|| self.inner.encode((first, second), true))
                 .map_err(|e| self.fail(e.in_context("a pair of texts cannot be encoded")))
         };
-        let mut encoding = whole(second)?;
+        let encoding = self.fitting(second, max, whole)?;
+        Ok((encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec()))
+    }
+
+    /// The ids of `whole(text)`, without special tokens but those that it spells: `text` is cut where they are more than `max`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`encode`](Self::encode) and `whole`, and if what surrounds `text` alone has `max` tokens or more.
+    pub fn encode_within(&self, text: &str, max: usize, whole: impl Fn(&str) -> Result<String>) -> Result<Vec<u32>> {
+        let whole = |text: &str| {
+            let text = whole(text)?;
+            guarded(|| self.inner.encode(text.as_str(), false))
+                .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))
+        };
+        Ok(self.fitting(text, max, whole)?.get_ids().to_vec())
+    }
+
+    /// `whole(text)`, with as much of `text` cut off its end as makes it `max` tokens or fewer.
+    fn fitting(
+        &self,
+        text: &str,
+        max: usize,
+        whole: impl Fn(&str) -> Result<tokenizers::Encoding>,
+    ) -> Result<tokenizers::Encoding> {
+        let mut encoding = whole(text)?;
         if encoding.len() > max {
-            let bare = guarded(|| self.inner.encode(second, false))
+            let bare = guarded(|| self.inner.encode(text, false))
                 .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
             let beside = encoding.len().saturating_sub(bare.len());
             // A shorter text may have more tokens than those kept of the longer one: at most a few.
             for kept in (0..max.saturating_sub(beside)).rev() {
                 let Some((_, end)) = bare.get_offsets().get(kept) else { continue };
-                let Some(cut) = second.get(..*end) else { continue };
+                let Some(cut) = text.get(..*end) else { continue };
                 encoding = whole(cut)?;
                 if encoding.len() <= max {
                     break;
@@ -151,7 +176,7 @@ impl Tokenizer {
             }
         }
         match encoding.len() <= max {
-            true => Ok((encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec())),
+            true => Ok(encoding),
             false => Err(self.fail(format!("a pair of texts cannot be cut to {max} tokens"))),
         }
     }

@@ -10,6 +10,7 @@ use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
 
 use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
+use crate::input;
 
 /// Serve a model over HTTP with an OpenAI-compatible API
 ///
@@ -24,7 +25,7 @@ Examples:
 
 Then: curl localhost:8000/v1/completions -d '{\"prompt\": \"Once\"}'
 
-Endpoints: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize, \
+Endpoints: /v1/completions, /v1/chat/completions, /v1/embeddings (embedding models), /v1/rerank, /v1/score, /v1/models, /tokenize, /detokenize, \
 /health, /ready, /metrics (Prometheus), /version, /live.
 
 On SIGTERM or Ctrl-C the server finishes running requests and exits; a second signal exits immediately. The log goes to \
@@ -47,6 +48,12 @@ pub(crate) struct ServeArgs {
     /// Use the chat template in this file instead of the model's
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
+
+    /// Serve a decoder that was trained to answer yes or no as a reranker (/v1/rerank, /v1/score), as Qwen3-Reranker: a score
+    /// is the probability of yes. Models whose files say so, and classifiers, need no flag. The chat template is that of
+    /// messages with the roles query and document
+    #[arg(long)]
+    pub(super) rerank: bool,
 
     /// Notation of the model's tool calls [default: detected from its chat template]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ridge_serve::tool_call_parsers()))]
@@ -239,6 +246,12 @@ impl LogLevelArg {
 }
 
 impl ServeArgs {
+    /// The template that `--chat-template` names, if any: name, file and text.
+    pub(super) fn chat_template(&self) -> Result<Option<(String, String, String)>> {
+        let read = |file: &PathBuf| Ok(("default".to_owned(), file.display().to_string(), input::file(file)?));
+        self.chat_template.as_ref().map(read).transpose()
+    }
+
     /// The settings of the server.
     ///
     /// # Errors

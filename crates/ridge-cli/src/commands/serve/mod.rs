@@ -1,6 +1,7 @@
 //! `ridge serve`: serves a model over HTTP. `args` has the arguments.
 
 mod args;
+mod reranker;
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +9,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ridge::{
-    CacheSize, DeviceRates, EnginePrograms, LoadedModel, LoadedNetwork, NumberSettings, OpenDevice, Placement,
-    RunSettings, StepExtents,
+    CacheSize, DeviceRates, EnginePrograms, LoadedModel, NumberSettings, OpenDevice, Placement, RunSettings,
+    StepExtents,
 };
 use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Service, ServiceOptions};
-use ridge_engine::{EmbedOptions, Embedder, EngineOptions, Ngram};
+use ridge_engine::{EmbedOptions, EngineOptions, Ngram};
 use ridge_hw::units::{Bytes, Flops};
-use ridge_models::{Model, ModelConfig, ModelFiles, Network, Pooling};
+use ridge_models::{EncoderConfig, Model, ModelConfig, ModelFiles, NetworkConfig, SentenceConfig};
 use ridge_runtime::Backend;
 use ridge_serve::{Floor, ReservedAddress, Runs, ServeError, ServedModel, serve, start_log};
 use ridge_text::template::Clock;
@@ -26,7 +27,6 @@ pub(crate) use args::ServeArgs;
 
 use crate::conversation::story_template;
 use crate::error::{Result, refused};
-use crate::input;
 use crate::output::{LoadProgress, columns, count, note, print};
 
 /// The default context: sufficient for most uses, without the memory of a model's maximum.
@@ -38,17 +38,18 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     // First, so that a port in use or a missing key file is reported immediately.
     let reserved = if args.dry_run { Vec::new() } else { reserve(&args)? };
     let files = ModelFiles::open(args.model.as_deref())?;
-    let (served, runs) = match files.encoder_config()? {
-        None if args.dry_run => return dry_run(&args, &settings.numbers, &files),
-        Some(config) if args.dry_run => {
+    let sentence = reranker::sentence_config(&args, &files)?;
+    let (served, runs) = match files.embedding_config(&sentence)? {
+        NetworkConfig::Encoder(config) if args.dry_run => {
             // Checks that the device exists.
             OpenDevice::open(&args.place.placement())?;
             let encoder = config.build(&settings.numbers.options(config.torch_dtype))?;
             let weights = Bytes(encoder.weight_bytes()).to_string();
             return print(&columns(&[vec!["weights".to_owned(), weights, "none: an encoder has no cache".to_owned()]]));
         }
-        Some(_) => encoder(&args, &settings.numbers, &files)?,
-        None => generator(&args, &settings.numbers, &files)?,
+        NetworkConfig::Encoder(config) => encoder(&args, &settings.numbers, &files, sentence, &config)?,
+        _ if args.dry_run => return dry_run(&args, &settings.numbers, &files),
+        _ => generator(&args, &settings.numbers, &files)?,
     };
     start_log(args.log_format.format(), args.log_level.level());
     // Everything is ready.
@@ -97,11 +98,8 @@ fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>> {
 
 fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
     let templates = files.chat_templates()?;
-    let given = match &args.chat_template {
-        Some(file) => Some(("default".to_owned(), file.display().to_string(), input::file(file)?)),
-        None if templates.is_empty() && files.is_embedded() => Some(story_template()),
-        None => None,
-    };
+    let embedded = || (templates.is_empty() && files.is_embedded()).then(story_template);
+    let given = args.chat_template()?.or_else(embedded);
     Ok(match given {
         Some(template) => templates.with_files(vec![template]),
         None => templates,
@@ -254,27 +252,21 @@ fn floor(prepared: &LoadedModel, engine: EngineOptions, cached: usize) -> Result
     })))
 }
 
-fn encoder(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
-    let said = files.sentence_config()?;
-    let options = EmbedOptions {
-        pooling: said.map_or(Pooling::Mean, |s| s.pooling),
-        normalize: said.is_some_and(|s| s.normalize),
-        tokens: args.chunk.max(4096),
-    };
+fn encoder(
+    args: &ServeArgs,
+    numbers: &NumberSettings,
+    files: &ModelFiles,
+    sentence: SentenceConfig,
+    config: &EncoderConfig,
+) -> Result<(ServedModel, Runs)> {
     if args.parallel.ranks() > 1 {
         return Err(refused("--tp", args.parallel.ranks(), "applies to decoders only, but this is an encoder"));
     }
+    let options = EmbedOptions { sentence, tokens: args.chunk.max(4096), scores: true };
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
-    let LoadedNetwork { session, network } =
-        ridge::load_network(files, &files.network_config()?, numbers, &placement, args.random_weights, &mut progress)?;
-    let Network::Encoder(encoder) = &network else { return Err(refused("--model", files, "is not an encoder")) };
-    let embedder = match encoder.labels {
-        0 => Embedder::of_encoder(session, encoder, options)?,
-        _ => Embedder::of_classifier(session, encoder, options.tokens)?,
-    };
-    let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
-    let context = args.context.unwrap_or(context).min(context);
-    let (templates, eos) = (ChatTemplates::default(), Vec::new());
+    let embedder = ridge::load_embedder(files, options, numbers, &placement, args.random_weights, &mut progress)?;
+    let context = args.context.unwrap_or(usize::MAX).min(embedder.max_tokens());
+    let (templates, eos) = (reranker::templates(args, files, config)?, Vec::new());
     let runs = Runs::Embedder(Box::new(embedder));
     Ok((ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, eos, context }, runs))
 }

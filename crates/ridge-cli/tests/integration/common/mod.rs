@@ -60,6 +60,19 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Copies the files and folders of a folder into another.
+pub fn copy_folder(from: &Path, to: &Path) {
+    for entry in from.read_dir().expect("is there") {
+        let (path, to) = entry.map(|entry| (entry.path(), to.join(entry.file_name()))).expect("is listed");
+        if path.is_dir() {
+            std::fs::create_dir_all(&to).expect("makes the folder");
+            copy_folder(&path, &to);
+        } else {
+            std::fs::copy(&path, &to).expect("copies");
+        }
+    }
+}
+
 /// A fixture of a random Llama without tokenizer.
 pub fn fixture(name: &str) -> String {
     repository().join("fixtures/llama").join(name).display().to_string()

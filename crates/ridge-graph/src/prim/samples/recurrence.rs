@@ -30,8 +30,8 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     // Rows of several chunks, from decays that keep nearly all to such that leave next to nothing, and tokens that leave nothing.
     let long: [Case<'_>; 4] = [
         (&[150, 16], 0, [1, 2, 20, 40], false),
-        (&[64, 1, 131], 2, [2, 2, 130, 33], false),
-        (&[200], 0, [1, 1, 64, 64], false),
+        (&[64, 1, 40], 2, [2, 2, 130, 17], false),
+        (&[200], 0, [1, 1, 64, 32], false),
         (&[97], 1, [1, 2, 33, 7], false),
     ];
     let mut rng = Rng::new(83);

@@ -90,6 +90,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen3_5_moe", None),
     ("qwen3_next", None),
     ("retnet", None),
+    ("rwkv4", None),
     ("rwkv6", None),
     ("rwkv7", None),
     ("smollm3", None),

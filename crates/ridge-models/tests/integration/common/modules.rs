@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Expected, cpu, fixtures};
 use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, conformance, evaluate};
-use ridge_models::{BuildOptions, ModelFiles, Network, WeightSource};
+use ridge_models::{BuildOptions, ModelFiles, Network, NetworkConfig, WeightSource};
 use ridge_runtime::{Backend, Session};
 
 /// What a step is given, and its extents.
@@ -21,12 +21,17 @@ impl ModuleFixture {
     pub(crate) fn open(folder: &str, activations: DType) -> Self {
         let files = ModelFiles::open(Some(&fixtures().join(folder))).expect("a model");
         let config = files.network_config().expect("is supported");
+        Self::of(&files, &config, &format!("{folder}/expected.safetensors"), activations)
+    }
+
+    /// The network of `config`, whose weights `files` have, with the results in the file `expected` of the fixtures.
+    pub(crate) fn of(files: &ModelFiles, config: &NetworkConfig, expected: &str, activations: DType) -> Self {
         let options = BuildOptions { activations, ..BuildOptions::default() };
         let mut network = config.build(&options).expect("builds");
-        let checkpoint = config.arrange(files.checkpoint().expect("its weights")).expect("arranges");
+        let checkpoint = files.network_checkpoint(config).expect("its weights");
         let source = WeightSource::Checkpoint(Arc::new(checkpoint));
         network.module_mut().store(&source, None).expect("fits");
-        Self { network, source, expected: Expected::open(&format!("{folder}/expected.safetensors")) }
+        Self { network, source, expected: Expected::open(expected) }
     }
 
     pub(crate) fn graph(&self) -> &Graph {
