@@ -133,6 +133,9 @@ struct BOOL {
     __device__ static bool wrap(i64 x) { return x != 0; }
 };
 
+// x / d for x below 2^31, by the number that fused/place.rs makes of d: a factor, and above its 32 bits a shift.
+__device__ inline u32 divided(u32 x, u64 by) { return (__umulhi(x, (u32)by) + x) >> (u32)(by >> 32); }
+
 template <class D> __device__ inline typename D::Value at(const void* p, i64 i) {
     return D::load(((const typename D::Raw*)p)[i]);
 }

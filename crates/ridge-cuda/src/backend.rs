@@ -66,6 +66,7 @@ pub(crate) fn target(architecture: &str, spec: Option<&DeviceSpec>) -> Target {
         architecture: architecture.into(),
         bytes_per_second: known.map_or(nominal.bytes_per_second, |roofline| roofline.bandwidth.0),
         flops_per_second: known.map_or(nominal.flops_per_second, |roofline| roofline.peak.0),
+        fuses_views: true,
         ..nominal
     }
 }

@@ -23,7 +23,7 @@ const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 pub(crate) const ZERO_BYTES: usize = 4096;
 
 /// Maximum number of blocks of a launch of the simple kernels, which loop over what is left.
-const MAX_BLOCKS: usize = 1 << 16;
+pub(crate) const MAX_BLOCKS: usize = 1 << 16;
 
 /// An operand of fixed shape.
 #[derive(Clone, Debug)]

@@ -22,6 +22,8 @@ mod tokens;
 mod training;
 mod wkv;
 
+use std::sync::Arc;
+
 use ridge_graph::passes;
 
 use crate::kernel::{CudaKernel, CudaKernelSpec};
@@ -104,7 +106,8 @@ impl CudaKernelRegistry {
     /// What they claim on the nominal target, as [`ridge_runtime::lower`] takes it. Of kernels that are predicted to save
     /// equal time, the first claims.
     pub fn claims(&self) -> Vec<passes::Kernel> {
-        self.entries.iter().map(|entry| entry.claim().clone()).collect()
+        let nominal = Arc::new(passes::Target { fuses_views: true, ..passes::Target::default() });
+        self.entries.iter().map(|entry| entry.claim().clone().on(&nominal)).collect()
     }
 
     /// The kernel `name` for what it claimed.

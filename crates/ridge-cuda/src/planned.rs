@@ -5,13 +5,15 @@ use std::sync::Arc;
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Graph, Type};
 use ridge_hw::spec::DeviceSpec;
-use ridge_runtime::{Backend, Buffer, MemoryBytes, Program, Result, Run, WeightData};
+use ridge_runtime::{Backend, Buffer, MemoryBytes, Program, Result, Run, WeightData, plan};
 
 use crate::backend::target;
 use crate::communicator::MeshRanks;
+use crate::compile;
 use crate::device::architecture;
 use crate::error::device as failed;
 use crate::kernels::CudaKernelRegistry;
+use crate::launches::{StepLaunch, of_node};
 use crate::program::bucket_memory;
 
 /// The backend of one NVIDIA GPU as its specification sheet has it. It compiles and plans; whatever would need the GPU is an
@@ -19,6 +21,7 @@ use crate::program::bucket_memory;
 pub struct PlannedGpu {
     registry: Arc<CudaKernelRegistry>,
     claims: Vec<Kernel>,
+    architecture: String,
 }
 
 impl PlannedGpu {
@@ -35,9 +38,27 @@ impl PlannedGpu {
             failed(format!("{} has no compute capability in its sheet; plan for an NVIDIA GPU", spec.name))
         })?;
         let registry = CudaKernelRegistry::builtin();
-        let target = Arc::new(target(&architecture(major, minor), Some(spec)));
+        let architecture = architecture(major, minor);
+        let target = Arc::new(target(&architecture, Some(spec)));
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
-        Ok(Self { registry: Arc::new(registry), claims })
+        Ok(Self { registry: Arc::new(registry), claims, architecture })
+    }
+
+    /// The launches of a step of `lowered`, a graph lowered for [`Backend::kernels`] of this GPU, in their order. Where candidates
+    /// are timed on a GPU, those of the first are listed.
+    ///
+    /// # Errors
+    /// When a symbol is unbound, or an op has no kernel.
+    pub fn launches(&self, lowered: &Graph, bindings: &Bindings) -> Result<Vec<StepLaunch>> {
+        let plan = plan(lowered, bindings)?;
+        let kernels = compile::kernels(&self.registry, lowered, &plan, bindings, &MeshRanks::new())?;
+        let launches = plan.launches.iter().flat_map(|launch| {
+            let of = &plan.kernels[launch.kernel];
+            let function = lowered.function(of.func);
+            let (node, kernel) = (&function.nodes[of.node], &kernels[launch.kernel]);
+            of_node(function, node, launch, kernel, &self.architecture)
+        });
+        Ok(launches.collect())
     }
 }
 

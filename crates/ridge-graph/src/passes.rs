@@ -2,7 +2,7 @@
 //!
 //! The order in which a run applies them is `ridge-runtime`'s compile pipeline: [`prune`] to the outputs asked for,
 //! [`tidy`], [`group_linears`], then [`claim`] by the backend's kernels and [`decompose`] of what none claimed until no
-//! composite is left, then [`fuse`].
+//! composite is left, then [`fuse`] and, where the backend's groups take views, [`fuse_views`].
 
 mod activations;
 mod claim;
@@ -11,6 +11,7 @@ mod dropout;
 mod early_writes;
 mod fp8;
 mod fuse;
+mod fuse_views;
 mod layer_weights;
 mod linears;
 mod offer;
@@ -31,6 +32,7 @@ pub use dropout::{DropoutPlaces, with_dropout};
 pub use early_writes::write_early;
 pub use fp8::{FP8_AMAX, with_fp8};
 pub use fuse::fuse;
+pub use fuse_views::fuse_views;
 pub use layer_weights::layer_weights;
 pub use linears::group_linears;
 pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest, Target};

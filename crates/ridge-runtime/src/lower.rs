@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, group_linears, prune, tidy};
+use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, fuse_views, group_linears, prune, tidy};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
 use crate::alias::{alias_of, defer_late, order_reads, storage_root};
@@ -35,6 +35,9 @@ pub fn lower_for(graph: &Graph, outputs: &[&str], kernels: &[Kernel], extents: E
     }
     fuse(&mut graph);
     tidy(&mut graph);
+    if kernels.iter().any(|kernel| kernel.target.fuses_views) {
+        fuse_views(&mut graph);
+    }
     for function in &mut graph.functions {
         separate_outputs(function)?;
         order_reads(function);

@@ -170,3 +170,26 @@ fn encoders_classifiers_and_planned_families_are_inspected_too() {
         (&31_577_940_288_u64.into(), &49_082_368.into())
     );
 }
+
+#[test]
+fn launches_of_a_step_are_listed_for_a_gpu_that_is_not_there() {
+    let count = |name: &str, tokens: &str| {
+        let config = crate::common::repository().join("fixtures/families").join(name).join("config.json");
+        let listed =
+            json(&["inspect", &config.display().to_string(), "--launches", "H100", "--tokens", tokens, "--json"]);
+        let launches = listed["launches"].as_array().expect("a list");
+        assert_eq!(listed["count"], launches.len());
+        assert!(launches.iter().all(|launch| launch["kernel"].is_string() && launch["op"].is_string()), "{listed}");
+        // Views are in groups, and none is a launch of its own.
+        let views = ["slice", "concat", "transpose", "gather", "pad"];
+        let view = launches.iter().find(|launch| views.contains(&launch["op"].as_str().unwrap_or_default()));
+        assert!(view.is_none(), "{name}: {view:?}");
+        launches.iter().filter(|launch| launch["path"].as_str().is_some_and(|path| path.contains(".layers.1."))).count()
+    };
+    for tokens in ["1", "24"] {
+        assert!(count("mamba2", tokens) <= 11, "{}", count("mamba2", tokens));
+        assert!(count("deepseek_v2", tokens) <= 30, "{}", count("deepseek_v2", tokens));
+    }
+    let refused = crate::common::ridge(&["inspect", "--tokens", "1"]);
+    assert!(refused.code == 2 && refused.stderr.contains("--launches"), "{}", refused.stderr);
+}

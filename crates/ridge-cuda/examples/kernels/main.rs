@@ -8,6 +8,8 @@ mod cases;
 mod sass;
 #[path = "../../tests/common/training.rs"]
 mod training;
+#[path = "../../tests/common/views.rs"]
+mod views;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -91,6 +93,11 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         let lowered = ridge_runtime::lower(&case.graph, &outputs, &registry.claims());
         let lowered = lowered.map_err(|e| format!("{}, {}: {e}", case.kernel, case.what))?;
         seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
+    }
+    for graph in views::graphs().map_err(|e| e.to_string())? {
+        let outputs: Vec<&str> = graph.main().outputs.iter().map(|o| &*o.name).collect();
+        let lowered = ridge_runtime::lower(&graph, &outputs, &registry.claims()).map_err(|e| e.to_string())?;
+        seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("views: {e}"))?);
     }
     for dtype in [DType::BF16, DType::F16] {
         for graph in large_products(dtype).map_err(|e| e.to_string())? {

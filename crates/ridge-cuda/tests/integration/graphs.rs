@@ -34,6 +34,36 @@ fn random_graphs_of_integers_are_equal_to_the_meaning() {
     checked.unwrap_or_else(|why| panic!("{why}"));
 }
 
+#[test]
+fn groups_with_views_are_right() {
+    let Some(gpu) = gpu() else { return };
+    for graph in crate::views::graphs().expect("builds") {
+        let mut rng = Rng::new(7);
+        let values: Vec<(String, Value)> = graph
+            .main()
+            .args
+            .iter()
+            .map(|arg| {
+                let shape = arg.ty.shape.as_const().expect("numbers");
+                let value = match arg.ty.dtype {
+                    DType::I32 => rng.integers(DType::I32, &shape, -1, shape[0] as i64),
+                    dtype => rng.normal(dtype, &shape),
+                };
+                (arg.name.to_string(), Value::from(value))
+            })
+            .collect();
+        let value = |arg: &Arg| {
+            let known = values.iter().find(|(name, _)| *name == *arg.name);
+            known.expect("all have values").1.clone()
+        };
+        let results = run(&gpu, &graph, &Bindings::new(), &value).expect("runs");
+        assert!(same_bits(&results, &run(&gpu, &graph, &Bindings::new(), &value).expect("runs")));
+        if let Err(why) = judge_graph(&graph, &|arg| Some(value(arg)), &Bindings::new(), &results) {
+            panic!("{why:.600} in\n{graph}");
+        }
+    }
+}
+
 fn without_next(graph: &Graph, results: &[Tensor]) -> (Graph, Vec<Tensor>) {
     let mut graph = graph.clone();
     let main = graph.main.index();

@@ -16,6 +16,8 @@ mod random;
 mod running;
 #[path = "../common/training.rs"]
 mod training;
+#[path = "../common/views.rs"]
+mod views;
 
 mod conformance;
 mod gemm;

@@ -25,6 +25,8 @@ pub struct Target {
     /// Must the result of an op not depend on how many rows are computed together? Then only kernels of one numerics
     /// class at all extents are chosen.
     pub deterministic: bool,
+    /// Do fused groups take views (slices, transposes, concatenations, gathers), and values of several shapes?
+    pub fuses_views: bool,
 }
 
 /// A nominal device of 100 GB/s and 1 TFLOP/s, which does not ask for determinism.
@@ -37,6 +39,7 @@ impl Default for Target {
             flops_per_second: 1e12,
             workspace_bytes: u64::MAX,
             deterministic: false,
+            fuses_views: false,
         }
     }
 }

@@ -58,7 +58,7 @@ impl Draft {
         for i in 0..self.function.outputs.len() {
             self.function.outputs[i].var = self.resolve(self.function.outputs[i].var);
         }
-        let order = self.order(place);
+        let order = self.order_by(place);
         let mut moved = vec![u32::MAX; self.nodes.len()];
         for (new, old) in order.iter().enumerate() {
             moved[*old] = new as u32;
@@ -75,7 +75,8 @@ impl Draft {
         self.function
     }
 
-    fn order(&self, place: impl Fn(usize) -> usize) -> Vec<usize> {
+    /// The nodes in the order of [`Self::finish`].
+    pub(super) fn order_by(&self, place: impl Fn(usize) -> usize) -> Vec<usize> {
         // Readers of each state version, which must run before the node that replaces it.
         let mut readers: HashMap<Var, Vec<usize>> = HashMap::new();
         for (i, node) in self.nodes.iter().enumerate() {

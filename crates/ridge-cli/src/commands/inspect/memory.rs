@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::{Bindings, Graph};
+use ridge_graph::{Bindings, Graph, Sym};
 use ridge_models::{Network, symbols, with_blocks};
 use ridge_runtime::{Backend as _, lower, memory_snapshot, plan};
 use serde_json::{Value, json};
@@ -26,8 +26,8 @@ const TOKENS: usize = 128;
 
 /// The step whose memory is shown.
 pub(super) struct InspectedStep {
-    output: &'static str,
-    bindings: Bindings,
+    pub(super) output: &'static str,
+    pub(super) bindings: Bindings,
     /// Its extents, for JSON.
     extents: Value,
     /// Description of the step's input, such as `128 tokens`.
@@ -63,6 +63,16 @@ impl InspectedStep {
         }
         let extents = json!({ "tokens": tokens, "context": context });
         Ok(Self { output, bindings, extents, of: count(tokens, "token") })
+    }
+
+    /// Is it a step of one token of one sequence?
+    pub(super) fn is_one_token(&self) -> bool {
+        self.bindings.get(&Sym::new(symbols::TOKENS)) == Some(1)
+    }
+
+    /// Blocks of the sequence's cache.
+    pub(super) fn blocks(&self) -> usize {
+        self.bindings.get(&Sym::new(symbols::TABLE)).unwrap_or(1)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `ridge inspect`: a network's structure and the cost of a step. `show.rs` has its tables, `memory.rs` the memory contents
-//! of a step.
+//! of a step, `launches.rs` its launches on a GPU.
 
+mod launches;
 mod memory;
 mod show;
 
@@ -30,7 +31,8 @@ Examples:
   ridge inspect ~/models/Llama-3.1-8B --context 131072 --cache-dtype bf16
   ridge inspect config.json --format q8_0 --json
   ridge inspect --lowered
-  ridge inspect --memory step.svg --tokens 128")]
+  ridge inspect --memory step.svg --tokens 128
+  ridge inspect config.json --launches H100 --tokens 1")]
 pub(crate) struct InspectArgs {
     /// Model: a folder in the Hugging Face layout, a GGUF file, a config.json, or the ORG/NAME of a model downloaded with
     /// `ridge pull` [default: the embedded model]
@@ -60,8 +62,13 @@ pub(crate) struct InspectArgs {
     #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with_all = ["graph", "lowered"])]
     memory: Option<PathBuf>,
 
-    /// Tokens of the step shown by --memory, in one sequence [default: 128, or --context if that is less; for encoders the whole text]
-    #[arg(long, help_heading = "Output", value_name = "N", requires = "memory", value_parser = whole::<usize, 1, MAX_COUNT>,
+    /// Print the launches of a step on this NVIDIA GPU, which need not be there
+    #[arg(long, help_heading = "Output", value_name = "GPU", conflicts_with_all = ["graph", "lowered", "memory"])]
+    launches: Option<String>,
+
+    /// Tokens of the step shown by --memory or --launches, in one sequence [default: 128, or --context if that is less; for
+    /// encoders the whole text]
+    #[arg(long, help_heading = "Output", value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true)]
     tokens: Option<usize>,
 
@@ -76,6 +83,8 @@ struct InspectSettings {
     context: Option<usize>,
     /// The file of a step's memory.
     memory: Option<PathBuf>,
+    /// The GPU whose launches are shown.
+    launches: Option<String>,
     tokens: Option<usize>,
     output: InspectOutput,
 }
@@ -90,10 +99,14 @@ enum InspectOutput {
 
 impl InspectArgs {
     fn resolve(self) -> Result<InspectSettings> {
+        if let (Some(tokens), None, None) = (self.tokens, &self.memory, &self.launches) {
+            return Err(refused("--tokens", tokens, "is of --memory and --launches; give one of them"));
+        }
         Ok(InspectSettings {
             model: self.numbers.settings(self.path.or(self.model))?,
             context: self.context,
             memory: self.memory,
+            launches: self.launches,
             tokens: self.tokens,
             output: match (self.graph, self.lowered) {
                 (_, true) => InspectOutput::LoweredGraph,
@@ -131,6 +144,14 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     if let Some(file) = &settings.memory {
         let step = InspectedStep::new(&network, settings.tokens, context)?;
         memory::write(&network.module().graph, &step, path, file)?;
+    }
+    if let Some(gpu) = &settings.launches {
+        let step = InspectedStep::new(&network, settings.tokens, context)?;
+        let listed = launches::of(&network, &step, gpu)?;
+        return match settings.output {
+            InspectOutput::Json => print_json(&launches::object(&listed)),
+            _ => print(&launches::text(&listed)),
+        };
     }
     let inspected = match &network {
         Network::Decoder(model) => Inspected::Decoder(Summary::new(model, context)?, model.cache),

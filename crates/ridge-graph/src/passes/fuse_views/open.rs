@@ -1,0 +1,182 @@
+//! A function whose fused groups are open: their nodes stand among the others.
+
+use std::collections::HashMap;
+
+use crate::graph::{Function, GroupKind, Node, Op, Var};
+use crate::passes::order::Draft;
+use crate::prim::Prim;
+
+/// What a node is to fusion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Another name for memory: an argument, or a read of a state.
+    Name,
+    /// An element is computed from elements of the inputs at places that follow from its own.
+    Element,
+    /// In the group of this number, which has a reduction over rows.
+    Rows(usize),
+    /// A launch of its own, or a call.
+    Launch,
+}
+
+pub(super) struct Opened {
+    pub(super) function: Function,
+    pub(super) kinds: Vec<Kind>,
+    /// The nodes that read a node, once for each time.
+    pub(super) users: Vec<Vec<usize>>,
+    /// Of a read of a state, the node that replaces what it reads, if one does.
+    pub(super) replaced_by: Vec<Option<usize>>,
+    /// By node: does the function return it?
+    pub(super) returned: Vec<bool>,
+}
+
+impl Opened {
+    pub(super) fn new(function: &Function) -> Self {
+        let (function, rows) = open(function);
+        let (function, rows) = sink_updates(function, rows);
+        let kinds = (0..function.nodes.len()).map(|node| kind(&function, node, rows[node])).collect();
+        let mut users = vec![Vec::new(); function.nodes.len()];
+        for (index, node) in function.nodes.iter().enumerate() {
+            node.inputs.iter().for_each(|v| users[v.index()].push(index));
+        }
+        let mut returned = vec![false; function.nodes.len()];
+        function.outputs.iter().for_each(|output| returned[output.var.index()] = true);
+        Self { replaced_by: replaced_by(&function), kinds, users, returned, function }
+    }
+
+    /// Can the node be in a group?
+    pub(super) fn is_fusible(&self, node: usize) -> bool {
+        matches!(self.kinds[node], Kind::Element | Kind::Rows(_))
+    }
+
+    /// Is the node its input under another shape?
+    pub(super) fn is_reshape(&self, node: usize) -> bool {
+        matches!(self.function.nodes[node].op, Op::Prim(Prim::Reshape(_)))
+    }
+
+    pub(super) fn inputs(&self, node: usize) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        self.function.nodes[node].inputs.iter().map(|v| v.index())
+    }
+}
+
+/// `function` with its fused groups open, and by node the number of the group with a reduction that it was in.
+fn open(function: &Function) -> (Function, Vec<Option<usize>>) {
+    let mut opened = Function { nodes: Vec::new(), ..function.clone() };
+    let mut rows = Vec::new();
+    let mut known: HashMap<Var, Var> = HashMap::new();
+    for (index, node) in function.nodes.iter().enumerate() {
+        let inputs: Vec<Var> = node.inputs.iter().map(|v| known[v]).collect();
+        let group = match &node.op {
+            Op::Group(group) if group.kind == GroupKind::Fused => group,
+            _ => {
+                for out in 0..node.outputs.len() {
+                    known.insert(function.var(index, out), opened.var(opened.nodes.len(), out));
+                }
+                opened.nodes.push(Node { inputs, ..node.clone() });
+                rows.push(None);
+                continue;
+            }
+        };
+        let reduces = group.body.nodes.iter().any(|n| matches!(n.op, Op::Prim(Prim::Reduce { .. })));
+        let mut inner: Vec<Var> = Vec::with_capacity(group.body.nodes.len());
+        for of in &group.body.nodes {
+            if let Op::Arg(arg) = of.op {
+                inner.push(inputs[arg]);
+                continue;
+            }
+            inner.push(opened.var(opened.nodes.len(), 0));
+            let inputs = of.inputs.iter().map(|v| inner[v.index()]).collect();
+            opened.nodes.push(Node { inputs, scope: node.scope.clone(), ..of.clone() });
+            rows.push(reduces.then_some(index));
+        }
+        for (out, output) in group.body.outputs.iter().enumerate() {
+            known.insert(function.var(index, out), inner[output.var.index()]);
+        }
+    }
+    for output in &mut opened.outputs {
+        output.var = known[&output.var];
+    }
+    (opened, rows)
+}
+
+fn kind(function: &Function, index: usize, rows: Option<usize>) -> Kind {
+    let node = &function.nodes[index];
+    let prim = match &node.op {
+        Op::Arg(_) | Op::Prim(Prim::StateRead | Prim::Component(_)) => return Kind::Name,
+        Op::Prim(prim) => prim,
+        _ => return Kind::Launch,
+    };
+    let plain = |v: &Var| function.ty(*v).format.is_none() && !function.ty(*v).state;
+    if !node.inputs.iter().all(plain) || !plain(&function.var(index, 0)) {
+        return Kind::Launch;
+    }
+    if let Some(group) = rows {
+        return Kind::Rows(group);
+    }
+    match prim {
+        p if p.is_elementwise() => Kind::Element,
+        Prim::Const(literal) if !literal.vector => Kind::Element,
+        Prim::Iota { .. }
+        | Prim::Broadcast(_)
+        | Prim::Reshape(_)
+        | Prim::Transpose(_)
+        | Prim::Slice { .. }
+        | Prim::Concat { .. }
+        | Prim::Pad { .. }
+        | Prim::Gather { .. } => Kind::Element,
+        _ => Kind::Launch,
+    }
+}
+
+/// For each read of a state, the node that replaces the version that it reads.
+fn replaced_by(function: &Function) -> Vec<Option<usize>> {
+    let mut updates: HashMap<Var, usize> = HashMap::new();
+    for (index, node) in function.nodes.iter().enumerate().filter(|(_, n)| n.outputs.iter().any(|t| t.state)) {
+        for var in node.inputs.iter().filter(|v| function.ty(**v).state) {
+            updates.insert(*var, index);
+        }
+    }
+    let of = |node: &Node| match node.op {
+        Op::Prim(Prim::StateRead) => updates.get(&node.inputs[0]).copied(),
+        _ => None,
+    };
+    function.nodes.iter().map(of).collect()
+}
+
+/// Moves updates of states behind the nodes that compute elements of what they replace, so that more can be computed from it in place.
+fn sink_updates(function: Function, rows: Vec<Option<usize>>) -> (Function, Vec<Option<usize>>) {
+    let replaced = replaced_by(&function);
+    if replaced.iter().all(Option::is_none) {
+        return (function, rows);
+    }
+    let mut place: Vec<usize> = (0..function.nodes.len()).map(|node| 2 * node).collect();
+    // By node, the first update that it comes before as it reads what is replaced, through elements.
+    let mut before: Vec<Option<usize>> = vec![None; function.nodes.len()];
+    for (index, node) in function.nodes.iter().enumerate() {
+        let of_inputs = || node.inputs.iter().filter_map(|v| before[v.index()]);
+        before[index] = match kind(&function, index, rows[index]) {
+            Kind::Name => replaced[index].or_else(|| of_inputs().min()),
+            Kind::Element | Kind::Rows(_) => of_inputs().min(),
+            Kind::Launch => None,
+        };
+        let reads = node.inputs.iter().filter_map(|v| before[v.index()]);
+        reads.filter(|update| *update != index).for_each(|update| place[update] = place[update].max(2 * index + 1));
+    }
+    let marked: Vec<(Node, Option<usize>)> = function.nodes.iter().cloned().zip(rows).collect();
+    let order = Draft::new(function.clone()).order_by(|node| place[node]);
+    let mut moved = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(new, old)| moved[*old] = new);
+    let mut sunk = Function { nodes: Vec::new(), ..function };
+    let renamed = |sunk: &Function, v: Var| sunk.var(moved[v.index()], v.out as usize);
+    let mut rows = Vec::with_capacity(order.len());
+    for old in order {
+        let (node, group) = marked[old].clone();
+        let inputs = node.inputs.iter().map(|v| renamed(&sunk, *v)).collect();
+        sunk.nodes.push(Node { inputs, ..node });
+        rows.push(group);
+    }
+    for i in 0..sunk.outputs.len() {
+        sunk.outputs[i].var = renamed(&sunk, sunk.outputs[i].var);
+    }
+    (sunk, rows)
+}
