@@ -13,11 +13,13 @@
 // f32 additions, which round, add them up (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", does so with two
 // parts of TF32, whose products have too many bits for that). Floor: for each token and head 4 KEY value + 2 CHUNK value operations, 8 and 8
 // with a part of low rank, at a sixth of the rate of bf16.
-// Chunk c of row r has number starts[r] / CHUNK + r + c: some numbers have no tokens. Rows of fewer than LEAST tokens are left to another kernel.
-// Defines: KEY, LOW_RANK (0 or 1), LEAST; SLAB, heads of one group whose scores a block makes; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value.
+// Rows of fewer than LEAST tokens, half a chunk, are left to another kernel. Chunk c of row r has number starts[r] / LEAST + c, so that there are no more
+// numbers than tokens allow: from floor(a / 16) on, a row of n >= 16 tokens at a has floor((a + n) / 16) - floor(a / 16) >= ceil(n / 32) of its own.
+// Defines: KEY; LOW_RANK, 0 or 1; SLAB, heads of one group whose scores a block makes; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value.
 
 #define WARPS 4
 #define CHUNK 32
+#define LEAST (CHUNK / 2)
 #define COLUMNS 32
 #define THREADS (WARPS * 32)
 // Keys in whole tiles; those behind the last are zeros.
@@ -126,12 +128,12 @@ __device__ inline bool find_chunk(const int* starts, int rows, i64 tokens, i64 n
     int low = 0, high = rows;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if ((i64)max(starts[middle], 0) / CHUNK + middle <= number) low = middle; else high = middle;
+        if (max(starts[middle], 0) / LEAST <= number) low = middle; else high = middle;
     }
     const i64 start = max(starts[low], 0), end = min((i64)starts[low + 1], tokens);
-    first = start + (number - start / CHUNK - low) * CHUNK;
+    first = start + (number - start / LEAST) * CHUNK;
     count = (int)min((i64)CHUNK, end - first);
-    return rows > 0 && end - start >= LEAST && first >= start && count > 0;
+    return end - start >= LEAST && first >= start && count > 0;
 }
 
 // What the state does not change, of a chunk and head: matrices of CHUNK x CHUNK, then of each token what remains of the state at it, and of what
@@ -248,20 +250,21 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
 #define S_ROW (part * S_ROWS * 16 + s_row + in_tile + (e >> 1) * 8)
 #define S_COLUMN (s_column + tile * 8 + pair + (e & 1))
 
-extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 ? 1 : 3) void recurrence_chunks(
+extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE ? 1 : 3) void recurrence_chunks(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, const float* __restrict__ scores,
     float* __restrict__ y, float* __restrict__ after, Numbers<5> n
 ) {
     extern __shared__ __align__(16) float room[];
-    const i64 tokens = n.v[0], groups = n.v[2], heads = n.v[3], value = n.v[4];
-    const i64 tiles = (value + COLUMNS - 1) / COLUMNS;
-    const i64 head = blockIdx.x / tiles % heads, row = blockIdx.x / tiles / heads;
-    const int column = (int)(blockIdx.x % tiles) * COLUMNS, columns = (int)min((i64)COLUMNS, value - column);
-    const i64 start = max(starts[row], 0), end = min((i64)starts[row + 1], tokens);
+    const int tokens = (int)n.v[0], groups = (int)n.v[2], heads = (int)n.v[3], value = (int)n.v[4];
+    const int tiles = (value + COLUMNS - 1) / COLUMNS;
+    const int head = (int)(blockIdx.x / tiles % heads), row = (int)(blockIdx.x / tiles / heads);
+    const int column = (int)(blockIdx.x % tiles) * COLUMNS, columns = min(COLUMNS, value - column);
+    const int start = max(starts[row], 0), end = min(starts[row + 1], tokens);
     if (end - start < LEAST) return;
-    const i64 group = head * groups / heads, base = (row * heads + head) * KEY;
+    const int group = (int)((i64)head * groups / heads);
+    const i64 base = ((i64)row * heads + head) * KEY;
     float* state = room;
     float* qs = state + DEPTH * OF_VALUES;
     float* ks = qs + CHUNK * BY_ROW;
@@ -279,27 +282,27 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 ? 1 : 3) 
     const int y_row = warp % Y_ROWS * 16, y_column = warp / Y_ROWS * Y_TILES * 8;
     const int s_row = warp % S_ROWS * 16, s_column = warp / S_ROWS * S_TILES * 8;
 
-    const auto scores_of = [&](i64 first) {
-        return scores + ((start / CHUNK + row + (first - start) / CHUNK) * heads + head) * OF_CHUNK;
+    const auto scores_of = [&](int first) {
+        return scores + ((i64)(start / LEAST + (first - start) / CHUNK) * heads + head) * OF_CHUNK;
     };
-    const auto fetch_rows = [&](i64 first) {
-        const int count = (int)min((i64)CHUNK, end - first);
-        fetch_keys<BY_ROW>(qs, q + (first * groups + group) * KEY, groups * KEY, count);
+    const auto fetch_rows = [&](int first) {
+        const int count = min(CHUNK, end - first);
+        fetch_keys<BY_ROW>(qs, q + ((i64)first * groups + group) * KEY, (i64)groups * KEY, count);
 #if LOW_RANK
-        fetch_keys<BY_ROW>(es, erase + (first * heads + head) * KEY, heads * KEY, count);
+        fetch_keys<BY_ROW>(es, erase + ((i64)first * heads + head) * KEY, (i64)heads * KEY, count);
 #endif
         const float* of_chunk = scores_of(first);
         fetch<SCORES * CHUNK, CHUNK, OF_SCORES, true>(weights, of_chunk, CHUNK, SCORES * CHUNK, CHUNK);
         fetch<1, CHUNK, CHUNK, true>(from_start, of_chunk + SCORES * CHUNK * CHUNK, CHUNK, 1, CHUNK);
         copies_end();
     };
-    const auto fetch_columns = [&](i64 first) {
-        const int count = (int)min((i64)CHUNK, end - first);
+    const auto fetch_columns = [&](int first) {
+        const int count = min(CHUNK, end - first);
         fetch<1, CHUNK, CHUNK, true>(to_end, scores_of(first) + SCORES * CHUNK * CHUNK + CHUNK, CHUNK, 1, CHUNK);
-        fetch_keys<BY_COLUMN>(ks, k + (first * groups + group) * KEY, groups * KEY, count);
-        fetch<CHUNK, COLUMNS, OF_VALUES, WIDE>(vs, v + (first * heads + head) * value + column, heads * value, count, columns);
+        fetch_keys<BY_COLUMN>(ks, k + ((i64)first * groups + group) * KEY, (i64)groups * KEY, count);
+        fetch<CHUNK, COLUMNS, OF_VALUES, WIDE>(vs, v + ((i64)first * heads + head) * value + column, (i64)heads * value, count, columns);
 #if LOW_RANK
-        fetch_keys<BY_COLUMN>(ws, write + (first * heads + head) * KEY, heads * KEY, count);
+        fetch_keys<BY_COLUMN>(ws, write + ((i64)first * heads + head) * KEY, (i64)heads * KEY, count);
 #endif
         copies_end();
     };
@@ -311,8 +314,8 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 ? 1 : 3) 
         s[part][tile][e] = i < KEY && c < columns ? before[(base + i) * value + column + c] : 0.0f;
         state[i * OF_VALUES + c] = s[part][tile][e];
     }
-    for (i64 first = start; first < end; first += CHUNK) {
-        const int count = (int)min((i64)CHUNK, end - first);
+    for (int first = start; first < end; first += CHUNK) {
+        const int count = min(CHUNK, end - first);
         copies_wait<1>();
         __syncthreads();
         float out[Y_TILES][4] = {};
@@ -343,7 +346,7 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 ? 1 : 3) 
 #endif
         EACH_OF_Y {
             const int t = Y_ROW, c = Y_COLUMN;
-            if (t < count && c < columns) y[((first + t) * heads + head) * value + column + c] = out[tile][e];
+            if (t < count && c < columns) y[((i64)(first + t) * heads + head) * value + column + c] = out[tile][e];
         }
         const float remains = from_start[CHUNK - 1];
         __syncthreads();

@@ -19,7 +19,7 @@ const THREADS: u32 = 128;
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
 const MAX_KEY: usize = 512;
 
-/// Tokens of a row from which on they are taken in chunks, where all keys of a head decay alike.
+/// Tokens of a row from which on they are taken in chunks, where all keys of a head decay alike: half a chunk, as the kernel has it.
 const LEAST: usize = 16;
 
 /// Keys of a head at most where it has one value: a thread has a quarter of those of some tokens in registers.
@@ -86,11 +86,10 @@ impl Extents {
         let groups = self.groups.max(1);
         let alike = !self.low_rank && self.heads.is_multiple_of(groups);
         let slab = if alike { largest_divisor(self.heads / groups, 4) } else { 1 };
-        let [key, slab_text, least] = [self.key, slab, LEAST].map(|n| n.to_string());
+        let [key, slab_text] = [self.key, slab].map(|n| n.to_string());
         let low_rank = if self.low_rank { "1" } else { "0" };
         let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
-        let defines =
-            [("KEY", &*key), ("LOW_RANK", low_rank), ("SLAB", &*slab_text), ("LEAST", &*least), ("WIDE", wide)];
+        let defines = [("KEY", &*key), ("LOW_RANK", low_rank), ("SLAB", &*slab_text), ("WIDE", wide)];
         let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
         // As the kernels lay out shared memory, in floats.
         let [by_row, by_column, of_values, of_scores] = [depth + 8, depth + 4, COLUMNS + 4, CHUNK + 8];
@@ -100,7 +99,7 @@ impl Extents {
         };
         let for_chunks = by_row + by_column + of_values + matrices * of_scores + 2 + for_rank;
         let bytes = |floats: usize| (floats * size_of::<f32>()) as u32;
-        let chunks = self.tokens / CHUNK + self.rows;
+        let chunks = self.tokens / LEAST + 1;
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
         let [q, k, v, decay, before, starts, erase, write] = self.inputs().map(input);
         let scores_args = [&q, &k, &decay, &starts, &erase, &write, &scratch].map(Clone::clone);
@@ -138,7 +137,9 @@ pub(super) fn recurrence(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String
     if value == 1 && decay.shape[2] == key && !all.low_rank && key <= MAX_KEY_OF_CHANNELS {
         return all.by_channels();
     }
-    let chunks = tokens >= LEAST && decay.shape[2] == 1 && key <= MAX_KEY_OF_CHUNKS;
+    // Where all rows have a token or more, one may have enough of them.
+    let long = rows > 0 && tokens + 1 >= rows + LEAST;
+    let chunks = long && decay.shape[2] == 1 && key <= MAX_KEY_OF_CHUNKS;
     if !chunks {
         return Ok(all.token_by_token(decay.shape[2], i32::MAX as usize));
     }
