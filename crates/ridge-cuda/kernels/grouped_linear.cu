@@ -119,7 +119,7 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
 // groups reach over bandwidth.
 // A warp makes a column of a group for ROWS rows at a time: each lane takes VECTOR elements of the weight, and lanes are
 // added in an order that depth alone fixes, so that a row's result does not depend on the others.
-// Further defines: VECTOR; WIDE, 0 or 1: can as many elements of x be read at once?; SCALED, 0 or 1.
+// Further defines: MXFP4, 0 or 1, for blocks of that format (VECTOR elements of x are then 16 bytes); VECTOR; WIDE, 0 or 1: can as many elements of x be read at once?; SCALED, 0 or 1.
 // Numbers: rows, rows of x, groups, columns, depth; then of scales: those of a group, columns that share some, those of
 // such columns, and elements of a column that share one.
 
@@ -145,6 +145,98 @@ template <class Raw> union Vector<Raw, false> {
     }
 };
 
+// Fewer rows than groups: the group whose first row is the one that `group` says; false where it is none's.
+__device__ inline bool find_group(const int* offsets, int groups, int& group) {
+    const int row = group;
+    int below = 0;
+    for (int g = threadIdx.x & 31; g < groups; g += 32) below += offsets[g + 1] <= row;
+    group = __reduce_add_sync(0xffffffffu, below);
+    return group < groups && offsets[group] == row;
+}
+
+#if MXFP4
+// Weights of blocks of 32 elements, an exponent and 16 bytes of codes of E2M1, at any address. Each lane takes a block at a time. A block's
+// values are exact in f32.
+// Numbers: rows, rows of x, groups, columns, depth (a multiple of 32).
+#define BLOCK_BYTES 17
+
+// Twice the value of each of the eight codes of 4 bits of a word, multiplied by `scale`, to every second element: a byte has an element of the
+// lower half of the block and one of the upper.
+__device__ inline void decode(u32 codes, float scale, float* lower, float* upper) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const u32 code = codes >> (4 * i) & 15u, magnitude = 0xc8643210u >> (4 * (code & 7u)) & 15u;
+        const float value = (__uint_as_float(0x4b000000u | magnitude) - 8388608.0f) * scale;
+        (i & 1 ? upper : lower)[i >> 1] = code & 8u ? -value : value;
+    }
+}
+
+extern "C" __global__ __launch_bounds__(256, 2) void grouped_mxfp4(
+    const X::Raw* __restrict__ x, const u8* __restrict__ w, const int* __restrict__ offsets, const int* __restrict__ index,
+    Y::Raw* __restrict__ y, Numbers<5> n
+) {
+    const int lane = threadIdx.x & 31, groups = (int)n.v[2], last = gridDim.y - 1;
+    const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    others_may_begin();
+    after_others();
+    if (column >= columns) return;
+    int group = blockIdx.y;
+    if (group == last) {
+        for (i64 i = offsets[groups] + lane; i < n.v[0]; i += 32) y[i * columns + column] = Y::store(0.0f);
+        return;
+    }
+    if (last < groups && !find_group(offsets, groups, group)) return;
+    const int begin = offsets[group], end = offsets[group + 1];
+    const u8* weights = w + (group * columns + column) * (depth / 32 * BLOCK_BYTES);
+    for (int first = begin; first < end; first += ROWS) {
+        int rows[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            rows[r] = first + r < end ? (GATHERED ? index[first + r] : first + r) : -1;
+            if (rows[r] >= n.v[1]) rows[r] = -1;
+        }
+        float sums[ROWS] = {};
+#pragma unroll 1
+        for (i64 block = lane; block < depth / 32; block += 32) {
+            const u8* at = weights + block * BLOCK_BYTES;
+            const u32 skew = (u32)((u64)at & 3u) * 8;
+            const u32* words = (const u32*)(at - skew / 8);
+            u32 word[5];
+#pragma unroll
+            for (int i = 0; i < 5; ++i) word[i] = __ldg(words + i);
+            const u32 exponent = word[0] >> skew & 255u;
+            const float scale = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+            float weight[32];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                // The codes behind the exponent: a shift by 8 bits more, which may reach the next word's end.
+                const u32 codes = skew == 24 ? word[i + 1] : __funnelshift_r(word[i], word[i + 1], skew + 8);
+                decode(codes, scale, weight + 4 * i, weight + 16 + 4 * i);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                if (rows[r] < 0) continue;
+                const X::Raw* from = x + rows[r] * depth + block * 32;
+#pragma unroll
+                for (int v = 0; v < 32; v += VECTOR) {
+                    Vector<X::Raw, true> values;
+                    values.read(from + v);
+#pragma unroll
+                    for (int e = 0; e < VECTOR; ++e) sums[r] = fmaf(X::load(values.part[e]), weight[v + e], sums[r]);
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (first + r >= end) break;
+            float sum = sums[r];
+#pragma unroll
+            for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+            if (lane == 0) y[(first + r) * columns + column] = Y::store(sum);
+        }
+    }
+}
+#else
 extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
     const X::Raw* __restrict__ x, const W::Raw* __restrict__ w, const float* __restrict__ scales,
     const int* __restrict__ offsets, const int* __restrict__ index, Y::Raw* __restrict__ y, Numbers<9> n
@@ -159,14 +251,7 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
         for (i64 i = offsets[groups] + lane; i < n.v[0]; i += 32) y[i * columns + column] = Y::store(0.0f);
         return;
     }
-    if (last < groups) {
-        // Fewer rows than groups: the group whose first row this is, if it is one's.
-        const int row = group;
-        int below = 0;
-        for (int g = lane; g < groups; g += 32) below += offsets[g + 1] <= row;
-        group = __reduce_add_sync(0xffffffffu, below);
-        if (group == groups || offsets[group] != row) return;
-    }
+    if (last < groups && !find_group(offsets, groups, group)) return;
     const int begin = offsets[group], end = offsets[group + 1];
     const W::Raw* weights = w + (group * columns + column) * depth;
     const float* of_column = SCALED ? scales + group * n.v[5] + column / n.v[6] * n.v[7] : scales;
@@ -223,4 +308,5 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
         }
     }
 }
+#endif
 #endif

@@ -1,8 +1,8 @@
 //! Products of groups of rows: `kernels/grouped_linear.cu`, on tensor cores for many rows, and `kernels/grouped_sm90.cu` for Hopper's.
 
-use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
+use ridge_graph::format::{BLOCK, Mxfp4, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::GroupedLinear;
-use ridge_graph::{DType, Function};
+use ridge_graph::{DType, FormatRef, Function};
 
 use super::entry::CudaKernelEntry;
 use super::quantize::scaled;
@@ -26,10 +26,14 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     entries.map(CudaKernelEntry::numerics_by_extents).into()
 }
 
-/// Plain weights, or codes with scales.
+/// Plain weights, codes with scales, or blocks of MXFP4.
 fn supports(body: &Function) -> bool {
-    let w = &body.args[1].ty;
-    w.format.is_none() || scaled(w).is_some()
+    let (x, w) = (&body.args[0].ty, &body.args[1].ty);
+    w.format.is_none() || scaled(w).is_some() || (is_mxfp4(w.format.as_ref()) && x.dtype.size_bytes() >= 2)
+}
+
+fn is_mxfp4(format: Option<&FormatRef>) -> bool {
+    format.is_some_and(|format| *format == FormatRef::new(Mxfp4))
 }
 
 /// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
@@ -140,6 +144,14 @@ fn for_all(spec: &CudaKernelSpec<'_>, gathered: bool, half: bool) -> Result<Cuda
         let tiles = rows / TILE + groups + 1;
         let source = CudaSource::new("grouped_tiles", &defines, &TILES);
         return grid(source, [columns.div_ceil(TILE), tiles, 1], 128, args);
+    }
+    if is_mxfp4(w.format.as_ref()) {
+        let vector = (16 / x.dtype.size_bytes()).to_string();
+        let defines =
+            [("MXFP4", "1"), ("X", name(x.dtype)), ("Y", name(y.dtype)), ("GATHERED", flag), ("VECTOR", &*vector)];
+        let args = vec![input(0), input(1), input(2), index, output(0), numbers(&extents)];
+        let source = CudaSource::new("grouped_mxfp4", &defines, &ROWS);
+        return grid(source, [columns.div_ceil(8), groups.min(rows) + 1, 1], 256, args);
     }
     let format = w.format.as_ref().and_then(|format| format.downcast::<ScaledFormat>().copied());
     let stored = format.map_or(w.dtype, |format| format.codes.dtype());
