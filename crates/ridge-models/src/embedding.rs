@@ -71,6 +71,9 @@ impl ModelFiles {
             width = layer.to;
         }
         config.dense.clone_from(&sentence.dense);
+        if let (Some(classifier), Some(sigmoid)) = (&mut config.classifier, sentence.sigmoid) {
+            classifier.sigmoid = sigmoid;
+        }
         Ok(NetworkConfig::Encoder(config))
     }
 

@@ -1,5 +1,7 @@
 //! What sentence-transformers' files say of a model: the modules that its texts go through, and how each is set.
 
+use std::borrow::Cow;
+
 use ridge_files::json;
 use serde_json::json;
 
@@ -19,6 +21,10 @@ pub struct SentenceConfig {
     pub normalize: bool,
     /// Tokens of a text at most, if said.
     pub max_tokens: Option<usize>,
+    /// Text in front of every text: the prompt that `default_prompt_name` names.
+    pub prompt: Option<String>,
+    /// Are the scores of a classifier sigmoids of its logits, or the logits themselves, if said?
+    pub sigmoid: Option<bool>,
     /// How a decoder scores texts instead, if it does.
     pub words: Option<WordScore>,
 }
@@ -37,7 +43,15 @@ pub struct WordScore {
 impl Default for SentenceConfig {
     /// The mean, and nothing behind it.
     fn default() -> Self {
-        Self { pooling: Pooling::Mean, dense: Vec::new(), normalize: false, max_tokens: None, words: None }
+        Self {
+            pooling: Pooling::Mean,
+            dense: Vec::new(),
+            normalize: false,
+            max_tokens: None,
+            prompt: None,
+            sigmoid: None,
+            words: None,
+        }
     }
 }
 
@@ -60,7 +74,7 @@ impl SentenceConfig {
     }
 
     /// Reads `modules.json`, the `config.json` of each module (`read` gives the text of a file of the model) and
-    /// `sentence_bert_config.json`, and of a model that scores texts `config_sentence_transformers.json`. `file` says what errors call a file.
+    /// `sentence_bert_config.json` and `config_sentence_transformers.json`. `file` says what errors call a file.
     ///
     /// # Errors
     /// When a file is damaged, or asks for a module or a way of pooling that Ridge does not do.
@@ -81,7 +95,7 @@ impl SentenceConfig {
             .map_err(|e| wrong("", "", &format!("is not JSON: {e}"), "download it again"))?;
         let modules = list.as_array().filter(|modules| modules.len() <= 16);
         let modules = modules.ok_or_else(|| wrong("", "", "is not a list of modules", "download it again"))?;
-        let mut config = Self::default();
+        let (mut config, mut pools_prompt) = (Self::default(), true);
         // The settings of the module in folder `path`.
         let settings = |path: &str| {
             if path.is_empty() || !path.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c)) {
@@ -105,7 +119,7 @@ impl SentenceConfig {
                 "Normalize" => config.normalize = true,
                 "Pooling" => {
                     let (name, text) = settings(path)?;
-                    config.pooling = pooling(&name, &text)?;
+                    (config.pooling, pools_prompt) = pooling(&name, &text)?;
                 }
                 "Dense" => {
                     let (name, text) = settings(path)?;
@@ -122,8 +136,8 @@ impl SentenceConfig {
                 }
             }
         }
-        if let (Some(words), Some(text)) = (&mut config.words, read(LIBRARY)?) {
-            words.sigmoid = has_sigmoid(&file(LIBRARY), &text)?;
+        if let Some(text) = read(LIBRARY)? {
+            config.read_library(&file(LIBRARY), &text, pools_prompt)?;
         }
         if let Some(text) = read("sentence_bert_config.json")? {
             let name = file("sentence_bert_config.json");
@@ -144,6 +158,40 @@ impl SentenceConfig {
         }
         Ok(config)
     }
+
+    /// Reads the default prompt and the activation of scores from the text of [`LIBRARY`]. `pools_prompt`: do the tokens of a
+    /// prompt take part in pooling?
+    fn read_library(&mut self, name: &str, text: &str, pools_prompt: bool) -> Result<()> {
+        let map = json::object(name, text.as_bytes())?;
+        let mut f = Fields::new(name, &map);
+        // The similarity function compares vectors, and does not change them.
+        f.harmless(&["__version__", "model_type", "similarity_fn_name"]);
+        let prompts = f.raw("prompts");
+        if let Some(default) = f.optional::<&str>(DEFAULT_PROMPT)? {
+            let Some(prompt) = prompts.and_then(|prompts| prompts[default].as_str()) else {
+                return Err(f.wrong(DEFAULT_PROMPT, "is none of `prompts`", "download the file again"));
+            };
+            if !pools_prompt && !prompt.is_empty() {
+                let problem = "names a prompt whose tokens the Pooling module leaves out (`include_prompt` is false)";
+                let remedy = "Ridge pools all tokens: set it to null to embed texts without a prompt";
+                return Err(f.wrong(DEFAULT_PROMPT, problem, remedy));
+            }
+            self.prompt = Some(prompt.to_owned()).filter(|prompt| !prompt.is_empty());
+        }
+        self.sigmoid = sigmoid(&mut f)?;
+        if let (Some(words), Some(sigmoid)) = (&mut self.words, self.sigmoid) {
+            words.sigmoid = sigmoid;
+        }
+        f.finish()
+    }
+
+    /// `text` behind the default prompt, if there is one.
+    pub fn prompted<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match &self.prompt {
+            Some(prompt) => Cow::Owned(format!("{prompt}{text}")),
+            None => Cow::Borrowed(text),
+        }
+    }
 }
 
 /// How a module's `config.json` spells the ways of pooling, by a key that is true, and in newer files by the value of
@@ -158,12 +206,13 @@ const MODES: [(&str, &str, Option<Pooling>); 6] = [
 ];
 const MODE: &str = "pooling_mode";
 
-/// The way of pooling that a module's `config.json` chooses.
-fn pooling(name: &str, text: &str) -> Result<Pooling> {
+/// The way of pooling that a module's `config.json` chooses, and whether it pools the tokens of a prompt.
+fn pooling(name: &str, text: &str) -> Result<(Pooling, bool)> {
     const REMEDY: &str = "choose a model that pools by mean, cls, max or last token";
     let map = json::object(name, text.as_bytes())?;
     let mut f = Fields::new(name, &map);
-    f.harmless(&["word_embedding_dimension", "embedding_dimension", "include_prompt"]);
+    f.harmless(&["word_embedding_dimension", "embedding_dimension"]);
+    let pools_prompt = f.optional::<bool>("include_prompt")?.unwrap_or(true);
     let mut chosen = None;
     if let Some(mode) = f.optional::<&str>(MODE)? {
         chosen = MODES.iter().find(|(_, newer, _)| *newer == mode).and_then(|(_, _, pooling)| *pooling);
@@ -182,11 +231,12 @@ fn pooling(name: &str, text: &str) -> Result<Pooling> {
     }
     let none = f.wrong("pooling_mode_mean_tokens", "is not chosen, and nothing else is", "download the file again");
     f.finish()?;
-    chosen.ok_or(none)
+    Ok((chosen.ok_or(none)?, pools_prompt))
 }
 
-/// The file that says what becomes of scores.
+/// The file of prompts and of what becomes of scores.
 const LIBRARY: &str = "config_sentence_transformers.json";
+const DEFAULT_PROMPT: &str = "default_prompt_name";
 
 /// The tokens that a `LogitScore` module's `config.json` names.
 fn word_score(name: &str, text: &str) -> Result<WordScore> {
@@ -198,14 +248,13 @@ fn word_score(name: &str, text: &str) -> Result<WordScore> {
     Ok(words)
 }
 
-/// Does the file say that scores are sigmoids, or nothing?
-fn has_sigmoid(name: &str, text: &str) -> Result<bool> {
-    let map = json::object(name, text.as_bytes())?;
-    let mut f = Fields::new(name, &map);
+/// Does the file say that scores are sigmoids, or logits, or nothing?
+fn sigmoid(f: &mut Fields<'_>) -> Result<Option<bool>> {
     let activation: Option<&str> = f.optional("activation_fn")?;
-    match activation.map_or("Sigmoid", |activation| activation.rsplit('.').next().unwrap_or_default()) {
-        "Sigmoid" => Ok(true),
-        "Identity" => Ok(false),
-        _ => Err(f.wrong("activation_fn", "is not supported", "Ridge applies Sigmoid or Identity to scores")),
+    match activation.map(|activation| activation.rsplit('.').next().unwrap_or_default()) {
+        None => Ok(None),
+        Some("Sigmoid") => Ok(Some(true)),
+        Some("Identity") => Ok(Some(false)),
+        Some(_) => Err(f.wrong("activation_fn", "is not supported", "Ridge applies Sigmoid or Identity to scores")),
     }
 }

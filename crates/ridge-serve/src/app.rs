@@ -26,6 +26,8 @@ pub struct ServedModel {
     pub tokenizer: Option<Tokenizer>,
     /// The chat templates, if it has any; of a reranker that is a decoder, that of a query and a document.
     pub templates: ChatTemplates,
+    /// Text in front of every text that is embedded or, of a reranker with a template, the instruction of requests without one.
+    pub prompt: Option<String>,
     /// End tokens.
     pub eos: Vec<u32>,
     /// Context length: maximum tokens of prompt plus generated text.

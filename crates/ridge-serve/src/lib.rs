@@ -33,7 +33,7 @@ pub use app::{Runs, ServeOptions, ServedModel};
 pub use error::ServeError;
 pub use keys::{KEY_VARIABLE, Keys};
 pub use logs::{LogFormat, start_log};
-pub use pairs::{render_pair, renders_pairs};
+pub use pairs::{render_pair, renders_instructions, renders_pairs};
 pub use run_page::RunPage;
 pub use server::{ReservedAddress, serve};
 pub use tools::tool_call_parsers;

@@ -14,17 +14,40 @@ pub fn render_pair(
     query: &str,
     document: &str,
 ) -> Result<String, TextError> {
-    let message =
-        |role: &str, text: &str| Data::Map(vec![("role".to_owned(), role.into()), ("content".to_owned(), text.into())]);
-    let system = instruction.map(|text| message("system", text));
-    let messages = system.into_iter().chain([message("query", query), message("document", document)]).collect();
+    let system = instruction.map(|text| ("system", text));
+    render(templates, system.into_iter().chain([("query", query), ("document", document)]))
+}
+
+/// The text of messages of these roles and contents, ahead of an answer.
+fn render<'a>(
+    templates: &ChatTemplates,
+    messages: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<String, TextError> {
+    let message = |(role, text): (&str, &str)| {
+        Data::Map(vec![("role".to_owned(), role.into()), ("content".to_owned(), text.into())])
+    };
+    let messages = messages.into_iter().map(message).collect();
     let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(messages, Clock::now_utc()) };
     Ok(templates.render(None, &input)?.text)
 }
 
-/// Has the default template of `templates` a place for a query and for a document?
+/// Texts that no template has of its own.
+const TEXTS: [&str; 3] = ["QUERY-3141592653", "DOCUMENT-2718281828", "INSTRUCTION-1618033988"];
+
+/// Has the default template of `templates` places for a query and for a document? Templates of chats, which show messages of any
+/// role, have none.
 pub fn renders_pairs(templates: &ChatTemplates) -> bool {
-    const TEXTS: [&str; 2] = ["QUERY-3141592653", "DOCUMENT-2718281828"];
-    let [query, document] = TEXTS;
-    render_pair(templates, None, query, document).is_ok_and(|text| TEXTS.iter().all(|part| text.contains(part)))
+    let [query, document, _] = TEXTS;
+    let shows = |text: &str, part: &str| text.contains(part);
+    let pair = render_pair(templates, None, query, document);
+    // A template may refuse other roles, or leave them out.
+    let others = render(templates, [("role-1414213562", query), ("role-1732050807", document)]);
+    pair.is_ok_and(|text| shows(&text, query) && shows(&text, document))
+        && !others.is_ok_and(|text| shows(&text, query) || shows(&text, document))
+}
+
+/// Has the default template of `templates` a place for an instruction?
+pub fn renders_instructions(templates: &ChatTemplates) -> bool {
+    let [query, document, instruction] = TEXTS;
+    render_pair(templates, Some(instruction), query, document).is_ok_and(|text| text.contains(instruction))
 }

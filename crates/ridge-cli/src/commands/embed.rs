@@ -16,7 +16,7 @@ use crate::output::{LoadProgress, columns, count, note, print, print_json};
 /// Compute embeddings of texts
 ///
 /// Works for encoders (BERT) and decoders. The pooling is read from the model's sentence-transformers files if there are
-/// any; the default is the mean.
+/// any; the default is the mean. Their default prompt is put in front of every text.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -108,11 +108,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     if matches!(files.network_config()?, NetworkConfig::ImageClassifier(_)) {
         return Err(refused("--model", files, "is an image classifier; use `ridge classify`"));
     }
-    // An explicit pooling overrides that of the files, even if Ridge does not support the latter.
-    let said = match args.pooling.chosen() {
-        Some(pooling) => Some(SentenceConfig { pooling, ..SentenceConfig::default() }),
-        None => files.sentence_config()?,
-    };
+    let said = sentence_config(&args, &files)?;
     if said.is_none() && !args.quiet && !args.json {
         note("the model's files do not specify a pooling; using the mean (--pooling changes it)");
     }
@@ -121,12 +117,13 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let (pooling, normalize) = (sentence.pooling, sentence.normalize);
     let tokenizer = files.tokenizer()?;
     let texts = texts(&args.texts)?;
+    let prompted: Vec<_> = texts.iter().map(|text| sentence.prompted(text).into_owned()).collect();
     let options = EmbedOptions::new(sentence, args.batch_tokens);
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
     let mut embedder =
         ridge::load_embedder(&files, options, &settings.numbers, &placement, args.random_weights, &mut progress)?;
     let most = embedder.max_tokens();
-    let ids = texts.iter().map(|text| tokens(&tokenizer, text, most, args.truncate)).collect::<Result<Vec<_>>>()?;
+    let ids = prompted.iter().map(|text| tokens(&tokenizer, text, most, args.truncate)).collect::<Result<Vec<_>>>()?;
     let vectors = embedder.embed(&ids)?;
     if args.json {
         let each = |((text, ids), vector): ((&String, &Vec<u32>), &Vec<f32>)| json!({ "text": text, "tokens": ids.len(), "embedding": vector });
@@ -150,6 +147,27 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
         print(&format!("{}\n", line.join(" ")))?;
     }
     Ok(())
+}
+
+/// How texts become vectors: as the files say, but for a pooling that is given.
+fn sentence_config(args: &EmbedArgs, files: &ModelFiles) -> Result<Option<SentenceConfig>> {
+    let said = files.sentence_config();
+    let Some(pooling) = args.pooling.chosen() else {
+        let said = said?;
+        if said.as_ref().is_some_and(|said| said.words.is_some()) {
+            let why = "scores texts (its modules end in LogitScore): `ridge serve` ranks by the scores, and --pooling makes vectors";
+            return Err(refused("--model", files, why));
+        }
+        return Ok(said);
+    };
+    // The files may ask for a pooling that Ridge does not support.
+    let said = said.unwrap_or_else(|error| {
+        if !args.quiet {
+            note(&format!("--pooling replaces all modules of the model, which cannot be read: {error}"));
+        }
+        None
+    });
+    Ok(Some(SentenceConfig { pooling, words: None, ..said.unwrap_or_default() }))
 }
 
 /// The given texts, with the lines of standard input in place of `-`.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, fixture, json, repository, stdout};
+use crate::common::{Folder, copy_folder, fixture, json, repository, stdout};
 
 fn config(name: &str) -> String {
     let configs = repository().join("crates/ridge-models/tests/data/configs");
@@ -193,4 +193,16 @@ fn launches_of_a_step_are_listed_for_a_gpu_that_is_not_there() {
     }
     let refused = crate::common::ridge(&["inspect", "--tokens", "1"]);
     assert!(refused.code == 2 && refused.stderr.contains("--launches"), "{}", refused.stderr);
+}
+
+#[test]
+fn dense_modules_are_counted() {
+    let fixtures = repository().join("fixtures");
+    let folder = tempfile::tempdir().unwrap();
+    copy_folder(&fixtures.join("families/bert"), folder.path());
+    let model = folder.path().display().to_string();
+    let parameters = || json(&["inspect", &model, "--json"])["summary"]["parameters"].as_u64().unwrap();
+    let plain = parameters();
+    copy_folder(&fixtures.join("sentences/bert"), folder.path());
+    assert_eq!(parameters() - plain, (32 + 1) * 24 + (24 + 1) * 20 + 20 * 28 + (28 + 1) * 18 + (18 + 1) * 12);
 }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::common::repository;
 use crate::common::server::Server;
+use crate::common::{repository, ridge};
 
 /// A tensor of a fixture, of elements of `N` bytes.
 pub(crate) fn tensor<const N: usize>(bytes: &[u8], name: &str) -> Vec<[u8; N]> {
@@ -158,10 +158,15 @@ fn an_encoder_of_embeddings_compares_vectors() {
     assert!((other - cosine).abs() < 1e-6, "{other} is not {cosine}");
 }
 
+/// A template that joins the contents of messages with these roles.
+fn joining(roles: &[&str]) -> String {
+    format!("{{% for m in messages if m.role in {roles:?} %}}{{{{ m.content }}}} {{% endfor %}}")
+}
+
 /// A decoder of the fixtures whose template joins query and document, and the pairs of texts of its batch with their tokens.
 fn decoder(name: &str) -> (tempfile::TempDir, Vec<[String; 2]>) {
     let folder = with_words(name);
-    let template = "{% for message in messages %}{{ message['content'] }} {% endfor %}";
+    let template = joining(&["system", "query", "document"]);
     std::fs::write(folder.path().join("chat_template.jinja"), template).expect("writes");
     let path = repository().join("fixtures/families").join(name).join("expected.safetensors");
     let bytes = std::fs::read(path).expect("a fixture");
@@ -208,6 +213,78 @@ fn a_decoder_with_a_classifier_scores_pairs_as_transformers_does() {
     // Documents are cut to what the prompt leaves of them.
     assert!((ask(json!({ "truncate_prompt_tokens": 5 })) - wanted[0]).abs() > 1e-4);
     server.post("/v1/embeddings", &json!({ "input": "w3" })).refused(404);
+    // What leaves no room for a document is named.
+    let refused = |query: &str, instruction: &str, document: &str| {
+        let body = json!({ "query": query, "documents": [document], "instruction": instruction });
+        server.post("/v1/rerank", &body).refused(400)
+    };
+    let (long, longest) = (vec!["w5"; 200].join(" "), "w5 ".repeat(1 << 16));
+    assert_eq!(refused("w3", &long, "w4"), "instruction");
+    assert_eq!(refused(&long, "w3", "w4"), "query");
+    assert_eq!(refused("w3", &longest, "w4"), "instruction");
+    assert_eq!(refused("w3", "w4", &longest), "documents[0]");
+}
+
+/// The score of the pair that a server with these arguments gives, and the server.
+fn score_of(folder: &tempfile::TempDir, flags: &[&str], [query, document]: &[String; 2]) -> (f64, Server) {
+    let path = folder.path().display().to_string();
+    let server = Server::start(&[&["--model", &path], flags].concat());
+    let answer = server.post("/v1/score", &json!({ "text_1": query, "text_2": document })).json();
+    (answer["data"][0]["score"].as_f64().expect("a score"), server)
+}
+
+#[test]
+fn a_template_of_chats_is_not_that_of_pairs() {
+    const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    let (folder, pairs) = decoder("qwen3_reranker");
+    let put = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("writes");
+        path.display().to_string()
+    };
+    put("chat_template.jinja", CHATML);
+    let (score, _) = score_of(&folder, &[], &pairs[0]);
+    let qwen3 = repository().join("crates/ridge-cli/src/commands/serve/qwen3_reranker.jinja").display().to_string();
+    let (wanted, _) = score_of(&folder, &["--chat-template", &qwen3], &pairs[0]);
+    assert_eq!(score, wanted);
+    let labels = put("labels.jinja", "{% for m in messages %}{{ m.role | upper }}: {{ m.content }} {% endfor %}");
+    let model = folder.path().display().to_string();
+    let ran = ridge(&["serve", "--model", &model, "--port", "0", "--chat-template", &labels]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("--chat-template") && ran.stderr.contains("role"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_template_without_a_place_for_instructions_takes_none() {
+    let (folder, pairs) = decoder("qwen3_reranker");
+    let template = folder.path().join("chat_template.jinja");
+    std::fs::write(&template, joining(&["query", "document"])).expect("writes");
+    let (_, server) = score_of(&folder, &[], &pairs[0]);
+    let body = json!({ "query": "w3", "documents": ["w4"], "instruction": "w5" });
+    assert_eq!(server.post("/v1/rerank", &body).refused(400), "instruction");
+    // Nor can it show the prompt that the model's files ask for.
+    let put = |name: &str, text: Value| std::fs::write(folder.path().join(name), text.to_string()).expect("writes");
+    put("modules.json", json!([{ "path": "", "type": "x.Transformer" }]));
+    let prompts = json!({ "prompts": { "search": "w9 w5" }, "default_prompt_name": "search" });
+    put("config_sentence_transformers.json", prompts);
+    let model = folder.path().display().to_string();
+    let ran = ridge(&["serve", "--model", &model, "--port", "0"]);
+    assert!(ran.code == 2 && ran.stderr.contains("default_prompt_name"), "{}", ran.stderr);
+    // Where it can, that is the instruction of requests without one.
+    std::fs::write(&template, joining(&["system", "query", "document"])).expect("writes");
+    let (score, server) = score_of(&folder, &[], &pairs[0]);
+    let [query, document] = &pairs[0];
+    let body = json!({ "text_1": query, "text_2": document, "instruction": "w9 w5" });
+    assert_eq!(server.post("/v1/score", &body).json()["data"][0]["score"], score);
+    let other = json!({ "text_1": query, "text_2": document, "instruction": "w7" });
+    assert_ne!(server.post("/v1/score", &other).json()["data"][0]["score"], score);
+}
+
+#[test]
+fn a_classifier_needs_no_rerank_flag() {
+    let folder = with_words("bert_reranker");
+    let (pairs, wanted) = pairs();
+    scores_are(&folder, &["--rerank"], &pairs, &wanted);
 }
 
 #[test]

@@ -85,11 +85,13 @@ impl FamilyDefinition {
     /// As [`FamilyDefinition::begin`], of a decoder that is read as an encoder: the class may be that without a head, or with
     /// one that classifies texts.
     pub(crate) fn begin_encoder(&self, fields: &mut Fields<'_>) -> Result<()> {
-        const ENDS: [&str; 3] = ["ForCausalLM", "Model", "ForSequenceClassification"];
+        const HEADS: [&str; 2] = ["LMHeadModel", "ForCausalLM"];
         if let Some(class) = self.class {
-            let stem = class.strip_suffix(ENDS[0]).unwrap_or(class);
+            let head = HEADS.into_iter().find(|head| class.ends_with(head)).unwrap_or_default();
+            let stem = class.strip_suffix(head).unwrap_or(class);
+            let ends = [head, "Model", "ForSequenceClassification"];
             let classes: Vec<String> =
-                ["", "Text"].iter().flat_map(|text| ENDS.map(|end| format!("{stem}{text}{end}"))).collect();
+                ["", "Text"].iter().flat_map(|text| ends.map(|end| format!("{stem}{text}{end}"))).collect();
             fields.architecture_of(&classes.iter().map(String::as_str).collect::<Vec<_>>())?;
         }
         self.harmless.iter().for_each(|keys| fields.harmless(keys));

@@ -122,6 +122,9 @@ pub(super) fn write_encoder(files: &ModelFiles, config: &EncoderConfig, to: &mut
         if !said.dense.is_empty() {
             return Err(no_words(files, "its vectors go through Dense modules"));
         }
+        if said.prompt.is_some() {
+            return Err(no_words(files, "its texts begin with a default prompt"));
+        }
     }
     Ok(())
 }

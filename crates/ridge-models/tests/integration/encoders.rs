@@ -268,3 +268,21 @@ fn windows_of_longformer_are_those_of_its_layers() {
         assert!(error.contains("attention_window"), "{windows}: {error}");
     }
 }
+
+#[test]
+fn classes_of_decoders_read_as_encoders_have_the_stem_of_the_class_with_a_head() {
+    for (family, stem, head) in [("gpt2", "GPT2", "GPT2LMHeadModel"), ("qwen3", "Qwen3", "Qwen3ForCausalLM")] {
+        let path = fixtures().join("families").join(family).join("config.json");
+        let text = std::fs::read_to_string(path).expect("a fixture");
+        let read = |class: &str| {
+            let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            config["architectures"] = serde_json::json!([class]);
+            EncoderConfig::from_json("config.json", &config.to_string())
+        };
+        for class in [head.to_owned(), format!("{stem}Model"), format!("{stem}ForSequenceClassification")] {
+            let config = read(&class).unwrap_or_else(|e| panic!("{class}: {e}"));
+            assert_eq!(config.classifier.is_some(), class.ends_with("Classification"), "{class}");
+        }
+        assert!(read(&format!("{head}ForSequenceClassification")).is_err());
+    }
+}

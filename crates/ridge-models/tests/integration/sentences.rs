@@ -6,7 +6,7 @@ use crate::common::modules::{ModuleFixture, Step};
 use crate::common::{cpu, fixtures, relative};
 use crate::encoders::{ALONE, BATCH, Bert};
 use ridge_graph::{Bindings, DType, Tensor};
-use ridge_models::{DenseActivation, ModelFiles, Network, Pooling, SentenceConfig, WordScore, symbols};
+use ridge_models::{DenseActivation, ModelFiles, Network, NetworkConfig, Pooling, SentenceConfig, WordScore, symbols};
 
 /// Each with its way of pooling, whether a norm is at the end, and the last layer's width.
 const MODELS: [(&str, Pooling, bool, usize); 2] =
@@ -227,4 +227,51 @@ fn a_module_says_by_which_words_texts_are_scored() {
     assert_eq!(words().expect("reads"), WordScore { yes: 9, no: Some(4), sigmoid: false });
     put("config_sentence_transformers.json", r#"{"activation_fn": "torch.nn.modules.activation.Tanh"}"#);
     assert!(words().expect_err("is refused").to_string().contains("activation_fn"));
+}
+
+#[test]
+fn the_default_prompt_is_read_or_refused_by_key() {
+    const LIBRARY: &str = "config_sentence_transformers.json";
+    let folder = folder("gemma3_encoder");
+    let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("writes");
+    let sentence = || files(&folder).sentence_config().map(|said| said.expect("has modules"));
+    let refusal = |text: &str| {
+        put(LIBRARY, text);
+        sentence().expect_err("is refused").to_string()
+    };
+    // Prompts that are not the default are those of calls which name them.
+    put(
+        LIBRARY,
+        r#"{"__version__": {"pytorch": "2.9"}, "model_type": "SentenceTransformer", "similarity_fn_name": "cosine",
+            "prompts": {"query": "w5 w6 ", "document": ""}, "default_prompt_name": null}"#,
+    );
+    assert_eq!(sentence().expect("reads").prompted("w7"), "w7");
+    put(LIBRARY, r#"{"prompts": {"query": "w5 w6 ", "document": ""}, "default_prompt_name": "document"}"#);
+    assert_eq!(sentence().expect("reads").prompt, None);
+    let query = r#"{"prompts": {"query": "w5 w6 ", "document": ""}, "default_prompt_name": "query"}"#;
+    put(LIBRARY, query);
+    assert_eq!(sentence().expect("reads").prompted("w7"), "w5 w6 w7");
+    let said = refusal(r#"{"prompts": {"query": "w5 "}, "default_prompt_name": "other"}"#);
+    assert!(said.contains("default_prompt_name"), "{said}");
+    assert!(refusal(r#"{"prompts": {}, "more": 1}"#).contains("more"));
+    // Ridge pools the tokens of the prompt as well.
+    put("1_Pooling/config.json", r#"{"pooling_mode": "mean", "include_prompt": false}"#);
+    let said = refusal(query);
+    assert!(said.contains("default_prompt_name") && said.contains("include_prompt"), "{said}");
+}
+
+#[test]
+fn the_librarys_file_says_what_becomes_of_a_classifiers_logits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    copy(&fixtures().join("families/bert_reranker"), folder.path());
+    let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("writes");
+    put("modules.json", r#"[{"path": "", "type": "x.Transformer"}]"#);
+    for (name, sigmoid) in [("linear.Identity", false), ("activation.Sigmoid", true)] {
+        put("config_sentence_transformers.json", &format!(r#"{{"activation_fn": "torch.nn.modules.{name}"}}"#));
+        let files = files(&folder);
+        let sentence = files.sentence_config().expect("reads").expect("has modules");
+        let config = files.embedding_config(&sentence).expect("is supported");
+        let NetworkConfig::Encoder(config) = config else { panic!("is an encoder") };
+        assert_eq!(config.classifier.expect("is a classifier").sigmoid, sigmoid, "{name}");
+    }
 }

@@ -30,13 +30,16 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<EmbeddingRequest> {
     fields.text("user")?;
     fields.done()?;
     let mut texts = Vec::with_capacity(inputs.len());
+    let prompt = app.model.prompt.as_deref().unwrap_or_default();
     for (i, input) in inputs.iter().enumerate() {
         let param = if inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
         let ids = match (input, truncate) {
-            (PromptInput::Text(text), None) => app.encode(&param, text, true)?,
+            (PromptInput::Text(text), None) => app.encode(&param, &format!("{prompt}{text}"), true)?,
             (PromptInput::Text(text), Some(most)) => {
                 let tokenizer = app.tokenizer(&param)?;
-                tokenizer.encode_truncated(text, most).map_err(|error| ApiError::param(&param, error))?
+                tokenizer
+                    .encode_truncated(&format!("{prompt}{text}"), most)
+                    .map_err(|error| ApiError::param(&param, error))?
             }
             (PromptInput::Ids(ids), _) => ids.clone(),
         };

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode};
 use ridge_engine::{TextTokens, similarities};
+use ridge_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::app::{App, ModelWorker, new_id, unix_now};
 use crate::embedding::EmbedWorker;
 use crate::error::{ApiError, ApiResult, json_response};
-use crate::pairs::render_pair;
+use crate::pairs::{render_pair, renders_instructions};
 use crate::wire::fields::{RequestFields, wrong};
 use crate::wire::sampling::check_model;
 
@@ -52,9 +53,14 @@ struct Judgement {
 impl Judgement {
     fn read(app: &App, fields: &mut RequestFields) -> ApiResult<Self> {
         let instruction = fields.text("instruction")?;
-        if instruction.is_some() && app.model.templates.is_empty() {
-            return Err(ApiError::unsupported("instruction", "the model has no template for instructions".to_owned()));
+        if let Some(instruction) = &instruction {
+            app.check_length("instruction", instruction)?;
+            if !renders_instructions(&app.model.templates) {
+                let message = "the model has no template with a place for instructions";
+                return Err(ApiError::unsupported("instruction", message.to_owned()));
+            }
         }
+        let instruction = instruction.or_else(|| app.model.prompt.clone());
         let cut = fields.whole("truncate_prompt_tokens", 1, u64::from(u32::MAX))?.map(|n| n as usize);
         Ok(Self { instruction, cut })
     }
@@ -83,11 +89,7 @@ fn tokenised(
                     let (ids, segments) = tokenizer.encode_pair(first.1, second.1, most).map_err(named)?;
                     TextTokens { ids, segments }
                 }
-                false => {
-                    let instruction = judgement.instruction.as_deref();
-                    let whole = |text: &str| render_pair(&app.model.templates, instruction, first.1, text);
-                    tokenizer.encode_within(second.1, most, whole).map_err(named)?.into()
-                }
+                false => prompt_tokens(app, tokenizer, most, judgement, [*first, *second])?.into(),
             });
             continue;
         }
@@ -97,7 +99,10 @@ fn tokenised(
                 Some((_, at)) => *at,
                 None => {
                     app.check_length(param, text)?;
-                    let ids = tokenizer.encode_truncated(text, most).map_err(|e| ApiError::param(*param, e))?;
+                    let prompt = app.model.prompt.as_deref().unwrap_or_default();
+                    let ids = tokenizer
+                        .encode_truncated(&format!("{prompt}{text}"), most)
+                        .map_err(|e| ApiError::param(*param, e))?;
                     if ids.is_empty() {
                         return Err(ApiError::param(*param, "has no tokens"));
                     }
@@ -111,6 +116,31 @@ fn tokenised(
     }
     made.tokens = made.texts.iter().map(|text| text.ids.len()).sum();
     Ok(made)
+}
+
+/// The tokens of the prompt of a query and a document, `most` at most: the document is cut where they are more.
+fn prompt_tokens(
+    app: &App,
+    tokenizer: &Tokenizer,
+    most: usize,
+    judgement: &Judgement,
+    [(query_name, query), (document_name, document)]: [(&str, &str); 2],
+) -> ApiResult<Vec<u32>> {
+    let encode = |instruction: Option<&str>, document: &str, most: usize| {
+        let whole = |document: &str| render_pair(&app.model.templates, instruction, query, document);
+        tokenizer.encode_within(document, most, whole)
+    };
+    let instruction = judgement.instruction.as_deref();
+    encode(instruction, document, most).map_err(|error| {
+        // What leaves no room for a document is what stands around it.
+        let has_room = |instruction: Option<&str>| encode(instruction, "", most.saturating_sub(1)).is_ok();
+        let param = match instruction {
+            _ if has_room(instruction) => document_name,
+            Some(_) if has_room(None) => "instruction",
+            _ => query_name,
+        };
+        ApiError::param(param, error)
+    })
 }
 
 /// The relevance of each pair, and how many tokens were computed.

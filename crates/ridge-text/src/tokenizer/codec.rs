@@ -160,25 +160,30 @@ impl Tokenizer {
         max: usize,
         whole: impl Fn(&str) -> Result<tokenizers::Encoding>,
     ) -> Result<tokenizers::Encoding> {
-        let mut encoding = whole(text)?;
-        if encoding.len() > max {
-            let bare = guarded(|| self.inner.encode(text, false))
-                .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
-            let beside = encoding.len().saturating_sub(bare.len());
-            // A shorter text may have more tokens than those kept of the longer one: at most a few.
-            for kept in (0..max.saturating_sub(beside)).rev() {
-                let Some((_, end)) = bare.get_offsets().get(kept) else { continue };
-                let Some(cut) = text.get(..*end) else { continue };
-                encoding = whole(cut)?;
-                if encoding.len() <= max {
-                    break;
-                }
+        let encoding = whole(text)?;
+        if encoding.len() <= max {
+            return Ok(encoding);
+        }
+        let bare = guarded(|| self.inner.encode(text, false))
+            .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
+        let beside = encoding.len().saturating_sub(bare.len());
+        let ends = bare.get_offsets();
+        // As many tokens as have room, or, where those of the shorter text are more, fewer, by bisection: at least `least` and
+        // at most `most` of them fit.
+        let (mut least, mut most) = (1, max.saturating_sub(beside).min(ends.len()));
+        let (mut kept, mut fitting) = (most, None);
+        while least <= most {
+            let cut = ends.get(kept - 1).and_then(|(_, end)| text.get(..*end)).unwrap_or_default();
+            let encoding = whole(cut)?;
+            if encoding.len() <= max {
+                fitting = Some(encoding);
+                least = kept + 1;
+            } else {
+                most = kept - 1;
             }
+            kept = least.midpoint(most);
         }
-        match encoding.len() <= max {
-            true => Ok(encoding),
-            false => Err(self.fail(format!("a pair of texts cannot be cut to {max} tokens"))),
-        }
+        fitting.ok_or_else(|| self.fail(format!("a pair of texts cannot be cut to {max} tokens")))
     }
 
     /// The text of `ids`, without special tokens if `skip_special`. Ids that stand for no token have no text: a

@@ -1,6 +1,7 @@
 //! A tokenizer.json of every kind beside the Python library (`fixtures/tokenizer_kinds.py`): ids, text, and text that comes
 //! token by token.
 
+use std::cell::Cell;
 use std::path::Path;
 
 use ridge_text::Tokenizer;
@@ -91,4 +92,29 @@ fn a_cut_text_keeps_its_begin_and_end_tokens() {
     let (tokenizer, _) = read("word_piece");
     let error = tokenizer.encode_truncated("the cat sat", 2).expect_err("no room").to_string();
     assert!(error.contains("cannot be cut to 2 tokens, of which 2 are added to any"), "{error}");
+}
+
+#[test]
+fn the_longest_text_that_fits_is_found_in_a_few_attempts() {
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null, "decoder": null,
+        "model": { "type": "WordLevel", "vocab": { "x": 0, "a": 1, "|": 2 }, "unk_token": "x" },
+    });
+    let tokenizer = Tokenizer::from_bytes("test", tokenizer.to_string().as_bytes()).expect("a tokenizer");
+    let calls = Cell::new(0);
+    // A prompt that says of a text of less than 2,000 tokens that it was cut, in 500 tokens, beside 3 of its own.
+    let prompt = |text: &str| {
+        calls.set(calls.get() + 1);
+        let cut = if text.split_whitespace().count() < 2000 { " |".repeat(500) } else { String::new() };
+        Ok(format!("| | {text} |{cut}"))
+    };
+    let ids = |max: usize| tokenizer.encode_within("a ".repeat(2000).trim(), max, prompt);
+    assert_eq!(ids(2003).expect("fits").len(), 2003);
+    calls.set(0);
+    let cut = ids(1503).expect("is cut");
+    assert_eq!((cut.len(), cut.iter().filter(|id| **id == 1).count()), (1503, 1000));
+    assert!(calls.get() <= 13, "{}", calls.get());
+    assert!(ids(503).is_err());
+    assert_eq!(ids(504).expect("is cut").len(), 504);
 }

@@ -16,7 +16,7 @@ use ridge_runtime::Backend as _;
 
 use crate::args::{MAX_COUNT, ModelSettings, NumberArgs, whole};
 use crate::error::{Result, refused};
-use crate::output::{print, print_json};
+use crate::output::{note, print, print_json};
 use memory::{InspectedStep, output};
 use show::Inspected;
 
@@ -131,7 +131,11 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
         Some(file) if file.is_file() => ModelFiles::from_config(file)?,
         path => ModelFiles::open(path)?,
     };
-    let config = files.network_config()?;
+    let sentence = files.sentence_config().unwrap_or_else(|error| {
+        note(&format!("the model's modules behind its layers are left out, as they cannot be read: {error}"));
+        None
+    });
+    let config = files.embedding_config(&sentence.unwrap_or_default())?;
     let (mut network, _) =
         ridge::build_network(&files, &config, &settings.model.numbers, settings.context, !files.has_weights())?;
     ridge::round_network(&mut network, &settings.model.numbers, true);

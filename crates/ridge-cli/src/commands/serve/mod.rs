@@ -209,7 +209,10 @@ fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> 
     eos.sort_unstable();
     eos.dedup();
     let runs = Runs::Engine(Box::new(service), floor);
-    Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context: engine.context }, runs))
+    Ok((
+        ServedModel { name: name(args, files), tokenizer, templates, prompt: None, eos, context: engine.context },
+        runs,
+    ))
 }
 
 /// Idle time before the machine is measured, and the number of attempts.
@@ -262,11 +265,12 @@ fn encoder(
     if args.parallel.ranks() > 1 {
         return Err(refused("--tp", args.parallel.ranks(), "applies to decoders only, but this is an encoder"));
     }
+    let prompt = sentence.prompt.clone();
     let options = EmbedOptions { sentence, tokens: args.chunk.max(4096), scores: true };
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
     let embedder = ridge::load_embedder(files, options, numbers, &placement, args.random_weights, &mut progress)?;
     let context = args.context.unwrap_or(usize::MAX).min(embedder.max_tokens());
-    let (templates, eos) = (reranker::templates(args, files, config)?, Vec::new());
+    let (templates, eos) = (reranker::templates(args, files, config, prompt.as_deref())?, Vec::new());
     let runs = Runs::Embedder(Box::new(embedder));
-    Ok((ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, eos, context }, runs))
+    Ok((ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, prompt, eos, context }, runs))
 }
