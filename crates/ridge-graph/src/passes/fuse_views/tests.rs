@@ -1,5 +1,8 @@
 //! The second stage of fusion, against the meaning of what it fuses.
 
+mod states;
+
+use super::choose::MAX_INPUTS;
 use super::fuse_views;
 use crate::conformance::all_samples;
 use crate::dim::Bindings;
@@ -12,13 +15,19 @@ use crate::shape::Shape;
 use crate::tensor::{Tensor, Value};
 use crate::types::Type;
 
-fn fused(graph: &Graph) -> Graph {
+/// `graph` after the first stage of fusion.
+fn lowered(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
     while decompose(&mut graph, |_| false).expect("decomposes") {
         tidy(&mut graph);
     }
     fuse(&mut graph);
     tidy(&mut graph);
+    graph
+}
+
+fn fused(graph: &Graph) -> Graph {
+    let mut graph = lowered(graph);
     fuse_views(&mut graph);
     graph
 }
