@@ -195,20 +195,12 @@ fn sink_updates(function: Function, rows: Vec<Option<usize>>) -> (Function, Vec<
 
 /// `order` with the nodes of each group together, where the last of them stands. What came between them, as an update that some of them
 /// depend on, depends on none of them: it was ahead of all of them before it was moved.
-fn contiguous(mut order: Vec<usize>, group: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
-    let mut last = HashMap::new();
-    for (at, node) in order.iter().enumerate() {
-        if let Some(group) = group(*node) {
-            last.insert(group, at);
-        }
-    }
-    let mut at: Vec<usize> = (0..order.len()).collect();
-    for (at, node) in at.iter_mut().zip(&order) {
-        if let Some(last) = group(*node).and_then(|group| last.get(&group)) {
-            *at = *last;
-        }
-    }
-    let mut sorted: Vec<(usize, usize)> = at.into_iter().zip(order.drain(..)).collect();
-    sorted.sort_by_key(|(at, _)| *at);
-    sorted.into_iter().map(|(_, node)| node).collect()
+fn contiguous(order: Vec<usize>, group: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
+    let positions = order.iter().enumerate();
+    let last: HashMap<usize, usize> = positions.filter_map(|(at, node)| Some((group(*node)?, at))).collect();
+    let positions = order.into_iter().enumerate();
+    let mut placed: Vec<(usize, usize)> =
+        positions.map(|(at, node)| (group(node).map_or(at, |group| last[&group]), node)).collect();
+    placed.sort_by_key(|(at, _)| *at);
+    placed.into_iter().map(|(_, node)| node).collect()
 }
