@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::open::{Kind, Opened};
+use super::open::{Kind, MAX_INPUTS, Opened, union};
 use crate::graph::Op;
 use crate::prim::{Binary, Prim, Unary};
 
@@ -11,9 +11,6 @@ const MAX_WORK: usize = 256;
 
 /// From this work on a value of an earlier level is stored for those that read it later.
 const STORED_WORK: usize = 24;
-
-/// The most values that a node with all that it inlines reads: pointers and extents of so many fit the 4 KB of a launch's parameters.
-pub(super) const MAX_INPUTS: usize = 128;
 
 /// The most work that each walk over a row takes for an input.
 const MAX_WORK_OF_ROWS: usize = 32;
@@ -249,14 +246,6 @@ impl Choices {
             }
         }
     }
-}
-
-/// All updates of these lists, in order.
-pub(super) fn union<'a>(of: impl IntoIterator<Item = &'a Vec<usize>>) -> Vec<usize> {
-    let mut all: Vec<usize> = of.into_iter().flatten().copied().collect();
-    all.sort_unstable();
-    all.dedup();
-    all
 }
 
 /// By node: do others than elements read it?

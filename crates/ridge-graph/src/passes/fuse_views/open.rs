@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::choose::{MAX_INPUTS, union};
 use crate::graph::{Function, GroupKind, Node, Op, Var};
 use crate::passes::order::Draft;
 use crate::prim::Prim;
+
+/// The most values that a node with all that it inlines reads: pointers and extents of so many fit the 4 KB of a launch's parameters.
+pub(super) const MAX_INPUTS: usize = 128;
 
 /// What a node is to fusion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,4 +205,12 @@ fn contiguous(order: Vec<usize>, group: impl Fn(usize) -> Option<usize>) -> Vec<
         positions.map(|(at, node)| (group(node).map_or(at, |group| last[&group]), node)).collect();
     placed.sort_by_key(|(at, _)| *at);
     placed.into_iter().map(|(_, node)| node).collect()
+}
+
+/// All updates of these lists, in order.
+pub(super) fn union<'a>(of: impl IntoIterator<Item = &'a Vec<usize>>) -> Vec<usize> {
+    let mut all: Vec<usize> = of.into_iter().flatten().copied().collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }

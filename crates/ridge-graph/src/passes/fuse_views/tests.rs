@@ -2,8 +2,8 @@
 
 mod states;
 
-use super::choose::MAX_INPUTS;
 use super::fuse_views;
+use super::open::MAX_INPUTS;
 use crate::conformance::all_samples;
 use crate::dim::Bindings;
 use crate::dtype::DType;
