@@ -47,7 +47,6 @@ pub(crate) fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         };
         texts.push(text);
     }
-    texts.retain(|part| part.blocks > 0);
     // Blocks loop over what is left.
     let most = MAX_BLOCKS / texts.len().max(1);
     texts.iter_mut().for_each(|part| part.blocks = part.blocks.min(most));
@@ -61,7 +60,7 @@ pub(crate) fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     Ok(blocks(CudaSource::new("fused", &[], &KernelText::new(&text).early_launch()), total, threads, args))
 }
 
-/// The parts of a group: values by rows, then those of equally many elements, with and without branches.
+/// The parts of a group: values by rows, then those of equally many elements, with and without branches, and with few enough operands.
 fn parts(body: &Function) -> Vec<Part> {
     let reduce = body.nodes.iter().find(|n| matches!(n.op, Op::Prim(Prim::Reduce { .. })));
     let space = reduce.map(|node| (body.ty(node.inputs[0]).shape.clone(), node.outputs[0].shape.clone()));
@@ -76,9 +75,13 @@ fn parts(body: &Function) -> Vec<Part> {
             body.ty(other).shape.elements() == shape.elements()
                 && elements::branches(body, other.index()) == elements::branches(body, output.var.index())
         };
+        let fits = |others: &[usize], index: usize| {
+            let nodes: Vec<usize> = others.iter().chain([&index]).map(|i| body.outputs[*i].var.index()).collect();
+            elements::arguments(body, &nodes).len() + nodes.len() <= elements::MAX_OPERANDS
+        };
         let joined = parts.iter_mut().find(|part| match (&part.rows, &space) {
             (Some(_), Some((space, row))) => shape == space || shape == row,
-            _ => alike(part.outputs[0]),
+            _ => alike(part.outputs[0]) && fits(&part.outputs, index),
         });
         match joined {
             Some(part) => part.outputs.push(index),
@@ -111,8 +114,11 @@ fn assemble(spec: &CudaKernelSpec<'_>, writer: &mut Writer<'_>, parts: &[PartTex
     }
     let mut text =
         "template <class D, int N> struct __align__(N * sizeof(typename D::Raw)) Pack { typename D::Raw x[N]; };\n\
-                    extern \"C\" __global__ void fused(\n"
+                    extern \"C\" __global__ void "
             .to_owned();
+    // A block must find registers for all its threads, whatever its part needs.
+    let max_threads = parts.iter().map(|part| part.max_threads).max().unwrap_or(1);
+    let _ = writeln!(text, "__launch_bounds__({max_threads}) fused(");
     for i in 0..spec.inputs.len() {
         // Not `__restrict__`: what such a pointer leads to may be read before `after_others`.
         let _ = writeln!(text, "const void* in{i},");

@@ -1,8 +1,9 @@
 //! Parts whose threads make an element, or a vector, at a time.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use ridge_graph::{DType, Function, Node, Op, Prim};
+use ridge_graph::{Function, Node, Op, Prim};
 
 use super::part::PartText;
 use super::place::{Coord, Place};
@@ -14,6 +15,12 @@ const THREADS: u32 = 256;
 
 /// Elements from which a thread takes a vector of them.
 const LARGE: usize = 1 << 18;
+
+/// Bytes of the vectors that a thread has in registers at a time: half of what a thread of the largest block has.
+const VECTOR_BYTES: usize = 256;
+
+/// The most values that a part reads and writes, unless one output alone reads more: vectors of 16 bytes of each fit.
+pub(super) const MAX_OPERANDS: usize = VECTOR_BYTES / 16;
 
 /// The part that makes `outputs`, of equally many elements.
 pub(super) fn write(writer: &mut Writer<'_>, outputs: &[usize]) -> Result<PartText, String> {
@@ -57,7 +64,7 @@ pub(super) fn write(writer: &mut Writer<'_>, outputs: &[usize]) -> Result<PartTe
     }
     text += "}\n";
     let blocks = (total / wide).div_ceil(THREADS as usize);
-    Ok(PartText { text, blocks, threads: THREADS })
+    Ok(PartText { text, blocks, threads: THREADS, max_threads: THREADS })
 }
 
 /// By node of the body: does `node` need it?
@@ -79,17 +86,24 @@ pub(super) fn branches(body: &Function, node: usize) -> bool {
     needed(body, node).iter().zip(&body.nodes).any(|(needed, node)| *needed && branch(node))
 }
 
-/// Elements of a vector of 16 bytes of the widest operand; 1 where there are too few to fill a GPU, or where there are branches.
+/// The arguments of the body that these nodes need.
+pub(super) fn arguments(body: &Function, nodes: &[usize]) -> BTreeSet<usize> {
+    let of = |node: &usize| needed(body, *node).into_iter().enumerate().filter(|(_, needed)| *needed);
+    let all = nodes.iter().flat_map(of).map(|(node, _)| node);
+    all.filter(|node| matches!(body.nodes[*node].op, Op::Arg(_))).collect()
+}
+
+/// Elements of a vector of 16 bytes of the widest operand, or of less where there are many operands; 1 where there are too few to fill a
+/// GPU, or where there are branches.
 fn vector(writer: &Writer<'_>, nodes: &[usize], total: usize) -> usize {
     if total < LARGE || nodes.iter().any(|node| branches(writer.body, *node)) {
         return 1;
     }
-    let read = |node: &usize| -> Vec<DType> {
-        let args = needed(writer.body, *node).into_iter().zip(&writer.body.nodes);
-        args.filter(|(needed, n)| *needed && matches!(n.op, Op::Arg(_))).map(|(_, n)| n.outputs[0].dtype).collect()
-    };
-    let written = nodes.iter().map(|node| writer.ty(*node).dtype);
-    let widest = nodes.iter().flat_map(read).chain(written).map(DType::size_bytes).max().unwrap_or(1);
-    let wide = (16 / widest).min(8);
+    let operands = arguments(writer.body, nodes).into_iter().chain(nodes.iter().copied());
+    let sizes: Vec<usize> = operands.map(|node| writer.ty(node).dtype.size_bytes()).collect();
+    let mut wide = (16 / sizes.iter().max().copied().unwrap_or(1)).min(8);
+    while wide > 1 && wide * sizes.iter().sum::<usize>() > VECTOR_BYTES {
+        wide /= 2;
+    }
     if total.is_multiple_of(wide) { wide } else { 1 }
 }

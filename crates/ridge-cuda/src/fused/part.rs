@@ -8,6 +8,8 @@ pub(super) struct PartText {
     /// The most that have something to do.
     pub(super) blocks: usize,
     pub(super) threads: u32,
+    /// The most threads of a block under any bindings.
+    pub(super) max_threads: u32,
 }
 
 /// The struct of the header that combines so.

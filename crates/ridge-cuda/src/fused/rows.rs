@@ -10,6 +10,9 @@ use super::place::{Coord, Place};
 use super::value::{RowPlace, Writer};
 use crate::kernel::name;
 
+/// The most threads of a block.
+const MAX_THREADS: usize = 512;
+
 /// The part that makes `outputs`, rows of `space` and values by row, with all reductions of the group.
 pub(super) fn write(writer: &mut Writer<'_>, outputs: &[usize], space: &Shape) -> Result<PartText, String> {
     let body = writer.body;
@@ -72,8 +75,9 @@ pub(super) fn write(writer: &mut Writer<'_>, outputs: &[usize], space: &Shape) -
          for ({integer} r = block; r < ({integer}){count}; r += block_count) {{\n{}}}\n",
         std::mem::take(&mut writer.text)
     );
-    let threads = row.next_power_of_two().clamp(32, 512) as u32;
-    Ok(PartText { text, blocks: rows, threads })
+    let threads = row.next_power_of_two().clamp(32, MAX_THREADS) as u32;
+    let max_threads = if last[0].as_const().is_some() { threads } else { MAX_THREADS as u32 };
+    Ok(PartText { text, blocks: rows, threads, max_threads })
 }
 
 struct RowWriter<'w, 'a> {

@@ -12,7 +12,8 @@ use std::process::Command;
 use ridge_graph::conformance::all_samples;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
-    Bindings, DType, FuncId, Function, Graph, GroupKind, Op, Precision, Role, Tensor, Type, Value, evaluate,
+    Bindings, Builder, DType, Dim, FuncId, Function, Graph, GroupKind, Op, Precision, Role, Shape, Tensor, Type, Value,
+    evaluate,
 };
 use ridge_runtime::lower;
 
@@ -31,6 +32,7 @@ const HOST: &str = "
 #define __global__
 #define __shared__
 #define __align__(n) alignas(n)
+#define __launch_bounds__(n)
 #define __CUDA_ARCH__ 800
 using std::max; using std::min;
 struct Index { unsigned x, y, z; };
@@ -148,7 +150,8 @@ fn host_text(headers: &str, cases: &[Case]) -> String {
     for (i, case) in cases.iter().enumerate() {
         let body = &case.text[case.text.find("extern \"C\"").expect("an entry")..];
         text += &body
-            .replace("extern \"C\" __global__ void fused(", &format!("static void fused{i}("))
+            .replace("extern \"C\" __global__", "static")
+            .replace(" fused(", &format!(" fused{i}("))
             .replace("block_reduce<", "alone<")
             .replace("__shared__ union", "union");
         let _ = writeln!(run, "{{ gridDim.x = {};", case.grid);
@@ -250,4 +253,73 @@ fn generated_kernels_compute_what_their_groups_mean() {
     println!("{} of {} kernels are right", cases.len() - failures.len(), cases.len());
     let shown: String = failures.iter().take(4).map(|why| format!("{why:.6000}\n\n")).collect();
     assert!(failures.is_empty(), "{} of {} kernels are wrong:\n{shown}", failures.len(), cases.len());
+}
+
+/// The launch of the only fused group of `graph` under these bindings: its text, blocks and threads.
+fn launch(graph: &Graph, bindings: &Bindings) -> (String, u32, u32) {
+    let outputs: Vec<&str> = graph.main().outputs.iter().map(|o| &*o.name).collect();
+    let lowered = lower(graph, &outputs, &CudaKernelRegistry::builtin().claims()).expect("lowers");
+    let groups = lowered.main().nodes.iter().filter_map(|node| match &node.op {
+        Op::Group(group) if group.kind == GroupKind::Fused => Some(&group.body),
+        _ => None,
+    });
+    let [body] = groups.collect::<Vec<_>>()[..] else { panic!("not one group:\n{lowered}") };
+    let operand = |ty: &Type| CudaOperand::new(ty, bindings).expect("is bound");
+    let spec = CudaKernelSpec {
+        body,
+        inputs: body.args.iter().map(|arg| operand(&arg.ty)).collect(),
+        outputs: body.outputs.iter().map(|o| operand(body.ty(o.var))).collect(),
+        bindings,
+    };
+    match make(&spec).expect("a kernel").actions.pop() {
+        Some(DeviceAction::Launch { source, grid, threads, .. }) => (source.own_text(), grid[0], threads),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A norm along `width`, beside a value of another shape.
+fn norm_beside_rows(width: impl Into<Dim>) -> Graph {
+    let mut g = Builder::new();
+    let x = g.step_input("x", Type::tensor(DType::F32, Shape(vec![3.into(), width.into()]))).expect("fresh");
+    let other = g.step_input("y", Type::tensor(DType::F32, Shape(vec![Dim::sym("tokens"), 4.into()]))).expect("fresh");
+    let mut build = || {
+        let sum = g.reduce_sum(x, 1)?;
+        let n = g.div(x, sum)?;
+        Ok::<_, ridge_graph::GraphError>(vec![("n".to_owned(), n), ("e".to_owned(), g.exp(other)?)])
+    };
+    let outputs = build().expect("builds");
+    g.finish(outputs).expect("finishes")
+}
+
+#[test]
+fn one_text_serves_empty_and_filled_parts() {
+    let bindings = |tokens: usize| Bindings::new().with("tokens", tokens);
+    let graph = norm_beside_rows(64);
+    let ((empty, few, _), (filled, more, _)) = (launch(&graph, &bindings(0)), launch(&graph, &bindings(5)));
+    assert_eq!(empty, filled);
+    assert!(few == 3 && more > few, "{few} and {more} blocks");
+}
+
+#[test]
+fn a_kernel_is_bound_to_the_threads_that_it_is_launched_with_at_most() {
+    let bound = |threads: u32| format!("__launch_bounds__({threads})");
+    let bindings = |width: usize| Bindings::new().with("tokens", 5usize).with("width", width);
+    let (text, _, threads) = launch(&norm_beside_rows(1024), &bindings(0));
+    assert!(threads == 512 && text.contains(&bound(512)), "{threads} threads of\n{text}");
+    let (text, _, threads) = launch(&norm_beside_rows(64), &bindings(0));
+    assert!(threads == 256 && text.contains(&bound(256)), "{threads} threads of\n{text}");
+    // Rows of any length have one text.
+    let graph = norm_beside_rows(Dim::sym("width"));
+    let (short, long) = (launch(&graph, &bindings(20)), launch(&graph, &bindings(2000)));
+    assert_eq!(short.0, long.0);
+    assert!(short.0.contains(&bound(512)) && long.2 == 512, "{} threads of\n{}", long.2, long.0);
+}
+
+#[test]
+fn vectors_of_all_operands_of_a_part_fit_the_registers_of_a_thread() {
+    let graph = views::products_beside_a_norm(&views::MANY).expect("builds");
+    let (text, ..) = launch(&graph, &Bindings::new());
+    let parts = text.split("for (u32 i = ").skip(1);
+    let vectors: Vec<usize> = parts.map(|part| part.matches("\nconst Pack<").count()).collect();
+    assert_eq!(vectors, [12, 12, 12], "{text}");
 }

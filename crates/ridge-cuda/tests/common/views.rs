@@ -60,5 +60,29 @@ pub(crate) fn graphs() -> Result<Vec<Graph>> {
     let turned = g.transpose(x, &[1, 0])?;
     let part = g.slice(turned, 1, 500, 65_500)?;
     graphs.push(g.finish(vec![("shares".into(), shares), ("part".into(), part)])?);
+    graphs.push(products_beside_a_norm(&MANY)?);
+    graphs.push(products_beside_a_norm(&[36])?);
     Ok(graphs)
+}
+
+/// Nine products of four inputs each.
+pub(crate) const MANY: [usize; 9] = [4; 9];
+
+/// A norm whose blocks have 512 threads, beside products of so many inputs, large enough for vectors.
+pub(crate) fn products_beside_a_norm(products: &[usize]) -> Result<Graph> {
+    let mut g = Builder::new();
+    let x = g.step_input("x", Type::tensor(DType::F32, [256, 1024]))?;
+    let square = g.mul(x, x)?;
+    let total = g.reduce_sum(square, 1)?;
+    let mut outputs = vec![("norm".to_owned(), g.div(x, total)?)];
+    for (i, count) in products.iter().enumerate() {
+        let ty = Type::tensor(DType::F32, [1024, 256]);
+        let mut product = g.step_input(&format!("x{i}.0"), ty.clone())?;
+        for k in 1..*count {
+            let x = g.step_input(&format!("x{i}.{k}"), ty.clone())?;
+            product = g.mul(product, x)?;
+        }
+        outputs.push((format!("product{i}"), product));
+    }
+    g.finish(outputs)
 }

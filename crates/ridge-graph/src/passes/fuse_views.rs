@@ -24,15 +24,23 @@ use open::Opened;
 /// Fuses views and groups within every function, after [`fuse`](super::fuse()).
 pub fn fuse_views(graph: &mut Graph) {
     for function in &mut graph.functions {
-        let opened = Opened::new(function);
-        let choices = choose::Choices::new(&opened);
-        let launches = merge::launches(&opened, &choices);
-        *function = rebuild(&opened, &choices, &launches);
+        // A function whose launches would depend on each other keeps the groups that it has.
+        if let Some(fused) = fused(function) {
+            *function = fused;
+        }
     }
 }
 
+/// The function with its views fused. `None`, where launches would depend on each other, is a defect of this pass.
+fn fused(function: &Function) -> Option<Function> {
+    let opened = Opened::new(function);
+    let choices = choose::Choices::new(&opened);
+    let launches = merge::launches(&opened, &choices);
+    rebuild(&opened, &choices, &launches)
+}
+
 /// The function with a group for each launch, in place of all fusible nodes.
-fn rebuild(opened: &Opened, choices: &choose::Choices, launches: &[Launch]) -> Function {
+fn rebuild(opened: &Opened, choices: &choose::Choices, launches: &[Launch]) -> Option<Function> {
     let function = &opened.function;
     let count = function.nodes.len();
     let mut draft = Draft::new(function.clone());
@@ -49,5 +57,5 @@ fn rebuild(opened: &Opened, choices: &choose::Choices, launches: &[Launch]) -> F
             draft.replace(function.var(*node, 0), new);
         }
     }
-    draft.finish(|item| if item < count { item } else { launches[item - count].place })
+    draft.try_finish(|item| if item < count { 2 * item + 1 } else { launches[item - count].place })
 }

@@ -48,7 +48,14 @@ impl Draft {
 
     /// The function again: inputs resolved, arguments first, every node after what it depends on, otherwise in the
     /// order that they had; a node that was pushed comes where its `place` (an old index) says.
-    pub(super) fn finish(mut self, place: impl Fn(usize) -> usize) -> Function {
+    pub(super) fn finish(self, place: impl Fn(usize) -> usize) -> Function {
+        let name = self.function.name.clone();
+        let finished = self.try_finish(place);
+        finished.unwrap_or_else(|| panic!("nodes of `{name}` depend on each other in a circle"))
+    }
+
+    /// [`Self::finish`], or `None` where nodes depend on each other in a circle.
+    pub(super) fn try_finish(mut self, place: impl Fn(usize) -> usize) -> Option<Function> {
         for i in 0..self.nodes.len() {
             if let Some(mut node) = self.nodes[i].take() {
                 node.inputs = node.inputs.iter().map(|v| self.resolve(*v)).collect();
@@ -58,7 +65,7 @@ impl Draft {
         for i in 0..self.function.outputs.len() {
             self.function.outputs[i].var = self.resolve(self.function.outputs[i].var);
         }
-        let order = self.order_by(place);
+        let order = self.order_by(place)?;
         let mut moved = vec![u32::MAX; self.nodes.len()];
         for (new, old) in order.iter().enumerate() {
             moved[*old] = new as u32;
@@ -72,11 +79,11 @@ impl Draft {
         for output in &mut self.function.outputs {
             output.var = renamed(&output.var);
         }
-        self.function
+        Some(self.function)
     }
 
-    /// The nodes in the order of [`Self::finish`].
-    pub(super) fn order_by(&self, place: impl Fn(usize) -> usize) -> Vec<usize> {
+    /// The nodes in the order of [`Self::finish`]; `None` where they depend on each other in a circle.
+    pub(super) fn order_by(&self, place: impl Fn(usize) -> usize) -> Option<Vec<usize>> {
         // Readers of each state version, which must run before the node that replaces it.
         let mut readers: HashMap<Var, Vec<usize>> = HashMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
@@ -110,7 +117,9 @@ impl Draft {
                 if done[node] {
                     continue;
                 }
-                assert!(next > 0 || !open[node], "nodes of `{}` depend on each other in a circle", self.function.name);
+                if next == 0 && open[node] {
+                    return None;
+                }
                 open[node] = true;
                 if let Some(dep) = before[node].get(next) {
                     stack.push((node, next + 1));
@@ -123,7 +132,7 @@ impl Draft {
                 }
             }
         }
-        order
+        Some(order)
     }
 
     fn is_state(&self, var: Var) -> bool {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::open::{Kind, Opened};
+use super::open::{Kind, MAX_INPUTS, Opened, union};
 use crate::graph::Op;
 use crate::prim::{Binary, Prim, Unary};
 
@@ -24,8 +24,10 @@ pub(super) struct Choices {
     pub(super) level: Vec<usize>,
     /// By node, the work of an element.
     work: Vec<usize>,
-    /// By node, the update of a state that all computation of its value comes before.
-    expires: Vec<usize>,
+    /// By node, the updates of states that all computation of its value comes before, in order.
+    pub(super) expires: Vec<Vec<usize>>,
+    /// By update, the launches that read what it replaces come before this level.
+    readers: Vec<usize>,
     aliases: Vec<bool>,
     /// By node whose value is stored, the highest level that it may be stored at: what reads it comes later.
     pub(super) latest: Vec<usize>,
@@ -40,7 +42,8 @@ impl Choices {
             stored: needed(opened),
             level: vec![0; count],
             work: vec![0; count],
-            expires: vec![usize::MAX; count],
+            expires: vec![Vec::new(); count],
+            readers: vec![0; count],
             aliases: vec![false; count],
             latest: vec![usize::MAX; count],
         };
@@ -49,9 +52,13 @@ impl Choices {
             match opened.kinds[node] {
                 Kind::Name => {
                     choices.level[node] = choices.after_inputs(opened, node);
-                    choices.expires[node] = opened.replaced_by[node].unwrap_or_else(|| choices.earliest(opened, node));
+                    let expires = match opened.replaced_by[node] {
+                        Some(update) => vec![update],
+                        None => union(opened.inputs(node).map(|input| &choices.expires[input])),
+                    };
+                    choices.expire(node, expires);
                 }
-                Kind::Launch => choices.level[node] = choices.after_inputs(opened, node).max(choices.readers(node)) + 1,
+                Kind::Launch => choices.level[node] = choices.after_inputs(opened, node).max(choices.readers[node]) + 1,
                 Kind::Element => choices.decide(opened, &[node]),
                 Kind::Rows(group) if done.insert(group) => {
                     let of_group = |n: &usize| opened.kinds[*n] == Kind::Rows(group);
@@ -90,14 +97,12 @@ impl Choices {
         opened.inputs(node).map(|input| self.level_in_memory(opened, input)).max().unwrap_or(0)
     }
 
-    /// The launches that come before an update, as they read what it replaces.
-    fn readers(&self, update: usize) -> usize {
-        let readers = (0..update).filter(|node| self.expires[*node] == update);
-        readers.map(|node| self.level[node] + 1).max().unwrap_or(0)
-    }
-
-    fn earliest(&self, opened: &Opened, node: usize) -> usize {
-        opened.inputs(node).map(|input| self.expires[input]).min().unwrap_or(usize::MAX)
+    /// Says that `node`, whose level is known, is computed before these updates.
+    fn expire(&mut self, node: usize, updates: Vec<usize>) {
+        for update in &updates {
+            self.readers[*update] = self.readers[*update].max(self.level[node] + 1);
+        }
+        self.expires[node] = updates;
     }
 
     /// Decides which inputs the nodes, one by itself or those of a group, compute and which they read.
@@ -120,23 +125,19 @@ impl Choices {
         }
         for (node, position, input) in &open {
             let (work, earlier) = (self.work[*input], self.level[*input] < level);
-            let reads = self.expires[*input] < *node
+            let reads = self.expires[*input].first().is_some_and(|update| update < node)
                 || (work > STORED_WORK && earlier)
                 || (is_group && work > MAX_WORK_OF_ROWS);
             self.inlines[*node][*position] = !reads;
         }
-        if let [node] = nodes {
-            self.work[*node] = self.work_of(opened, *node);
-            while self.work[*node] > MAX_WORK {
-                let inlined = open.iter().filter(|(node, position, _)| self.inlines[*node][*position]);
-                let Some((_, position, _)) = inlined.max_by_key(|(.., input)| self.work[*input]).copied() else {
-                    break;
-                };
-                self.inlines[*node][position] = false;
-                self.work[*node] = self.work_of(opened, *node);
-            }
+        while self.exceeds(opened, nodes) {
+            let inlined = open.iter().filter(|(node, position, _)| self.inlines[*node][*position]);
+            let Some((node, position, _)) = inlined.max_by_key(|(.., input)| self.work[*input]).copied() else {
+                break;
+            };
+            self.inlines[node][position] = false;
         }
-        let (mut level, mut expires) = (0, usize::MAX);
+        let (mut level, mut expires) = (0, Vec::new());
         for node in nodes {
             for (position, input) in opened.inputs(*node).enumerate().filter(|(_, input)| !in_group(*input)) {
                 let inlined = self.inlines[*node][position];
@@ -144,12 +145,45 @@ impl Choices {
                 self.stored[input] |= !inlined;
                 // What is stored is read before the update by its own launch.
                 let is_memory = opened.kinds[input] == Kind::Name;
-                expires = expires.min(if inlined || is_memory { self.expires[input] } else { usize::MAX });
+                if inlined || is_memory {
+                    expires = union([&expires, &self.expires[input]]);
+                }
             }
         }
         for node in nodes {
-            (self.level[*node], self.expires[*node]) = (level, expires);
+            self.level[*node] = level;
+            self.expire(*node, expires.clone());
         }
+    }
+
+    /// Do the nodes, with all that is inlined, take more work than an element may, or read more than a launch may? Notes the work
+    /// of a node by itself.
+    fn exceeds(&mut self, opened: &Opened, nodes: &[usize]) -> bool {
+        if let [node] = nodes {
+            self.work[*node] = self.work_of(opened, *node);
+            if self.work[*node] > MAX_WORK {
+                return true;
+            }
+        }
+        self.reads_of(opened, nodes) > MAX_INPUTS
+    }
+
+    /// How many values the nodes read, with all that is inlined.
+    fn reads_of(&self, opened: &Opened, nodes: &[usize]) -> usize {
+        let (mut seen, mut open, mut read) = (HashSet::new(), nodes.to_vec(), HashSet::new());
+        while let Some(node) = open.pop() {
+            if !seen.insert(node) {
+                continue;
+            }
+            for (position, var) in opened.function.nodes[node].inputs.iter().enumerate() {
+                if self.inlines[node][position] {
+                    open.push(var.index());
+                } else {
+                    read.insert(*var);
+                }
+            }
+        }
+        read.len()
     }
 
     /// The work of an element of `node`, with all that is inlined, at each place that it is computed at.
@@ -192,8 +226,8 @@ impl Choices {
     fn find_latest(&mut self, opened: &Opened) {
         for (node, kind) in opened.kinds.iter().enumerate() {
             // An update, and what reads its result, come after all that reads what it replaces.
-            if let Some(update) = opened.kinds.get(self.expires[node]).map(|_| self.expires[node]) {
-                self.latest[node] = self.latest[node].min(self.level[update].saturating_sub(2));
+            for update in &self.expires[node] {
+                self.latest[node] = self.latest[node].min(self.level[*update].saturating_sub(2));
             }
             let before = match kind {
                 Kind::Launch => self.level[node].saturating_sub(2),

@@ -9,7 +9,7 @@ use crate::graph::{Node, Op, Var};
 /// How many other launches may lie between what is merged: a value is in memory for so much longer at most.
 const WINDOW: usize = 6;
 
-/// The most values that a group stores, and that it reads: what the arguments of a launch have room for.
+/// The most values that a group stores, and that it reads where it is more than one section.
 const MAX_STORED: usize = 12;
 const MAX_READ: usize = 40;
 
@@ -21,7 +21,7 @@ pub(super) struct Launch {
     pub(super) inputs: Vec<Var>,
     /// The nodes whose values it stores.
     pub(super) exported: Vec<usize>,
-    /// The node in whose place it stands.
+    /// The place where it stands: 2i ahead of node i, 2i + 1 as node i.
     pub(super) place: usize,
 }
 
@@ -126,7 +126,10 @@ impl Launch {
             }
         }
         let exported: Vec<usize> = self.exported.iter().chain(&section.exported).copied().collect();
-        let place = exported.iter().copied().max().unwrap_or_default();
+        let last = exported.iter().max().map_or(0, |node| 2 * node + 1);
+        // At the latest where what it reads is replaced.
+        let replaced = exported.iter().filter_map(|node| choices.expires[*node].first()).min();
+        let place = replaced.map_or(last, |update| last.min(2 * update));
         Self { nodes: nodes.into_iter().collect(), inputs, exported, place }
     }
 }

@@ -6,6 +6,9 @@ use crate::graph::{Function, GroupKind, Node, Op, Var};
 use crate::passes::order::Draft;
 use crate::prim::Prim;
 
+/// The most values that a node with all that it inlines reads: pointers and extents of so many fit the 4 KB of a launch's parameters.
+pub(super) const MAX_INPUTS: usize = 128;
+
 /// What a node is to fusion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -78,6 +81,7 @@ fn open(function: &Function) -> (Function, Vec<Option<usize>>) {
             }
         };
         let reduces = group.body.nodes.iter().any(|n| matches!(n.op, Op::Prim(Prim::Reduce { .. })));
+        let keeps = reduces && group.body.args.len() <= MAX_INPUTS;
         let mut inner: Vec<Var> = Vec::with_capacity(group.body.nodes.len());
         for of in &group.body.nodes {
             if let Op::Arg(arg) = of.op {
@@ -87,7 +91,7 @@ fn open(function: &Function) -> (Function, Vec<Option<usize>>) {
             inner.push(opened.var(opened.nodes.len(), 0));
             let inputs = of.inputs.iter().map(|v| inner[v.index()]).collect();
             opened.nodes.push(Node { inputs, scope: node.scope.clone(), ..of.clone() });
-            rows.push(reduces.then_some(index));
+            rows.push(keeps.then_some(index));
         }
         for (out, output) in group.body.outputs.iter().enumerate() {
             known.insert(function.var(index, out), inner[output.var.index()]);
@@ -114,6 +118,7 @@ fn kind(function: &Function, index: usize, rows: Option<usize>) -> Kind {
         return Kind::Rows(group);
     }
     match prim {
+        Prim::Concat { .. } if node.inputs.len() > MAX_INPUTS => Kind::Launch,
         p if p.is_elementwise() => Kind::Element,
         Prim::Const(literal) if !literal.vector => Kind::Element,
         Prim::Iota { .. }
@@ -150,20 +155,29 @@ fn sink_updates(function: Function, rows: Vec<Option<usize>>) -> (Function, Vec<
         return (function, rows);
     }
     let mut place: Vec<usize> = (0..function.nodes.len()).map(|node| 2 * node).collect();
-    // By node, the first update that it comes before as it reads what is replaced, through elements.
-    let mut before: Vec<Option<usize>> = vec![None; function.nodes.len()];
+    // By node, where it stands at the latest: an update that reads what another replaces stays ahead of the other.
+    let mut latest = vec![usize::MAX; function.nodes.len()];
+    // By node, the updates that it comes before as it reads what they replace, through elements.
+    let mut before: Vec<Vec<usize>> = Vec::with_capacity(function.nodes.len());
     for (index, node) in function.nodes.iter().enumerate() {
-        let of_inputs = || node.inputs.iter().filter_map(|v| before[v.index()]);
-        before[index] = match kind(&function, index, rows[index]) {
-            Kind::Name => replaced[index].or_else(|| of_inputs().min()),
-            Kind::Element | Kind::Rows(_) => of_inputs().min(),
-            Kind::Launch => None,
-        };
-        let reads = node.inputs.iter().filter_map(|v| before[v.index()]);
-        reads.filter(|update| *update != index).for_each(|update| place[update] = place[update].max(2 * index + 1));
+        let of_inputs = union(node.inputs.iter().map(|v| &before[v.index()]));
+        for update in of_inputs.iter().copied().filter(|update| *update != index) {
+            place[update] = place[update].max(2 * index + 1);
+            if update > index {
+                latest[index] = latest[index].min(2 * update - 1);
+            }
+        }
+        before.push(match (kind(&function, index, rows[index]), replaced[index]) {
+            (Kind::Launch, _) => Vec::new(),
+            (Kind::Name, Some(update)) => vec![update],
+            _ => of_inputs,
+        });
     }
+    let Some(order) = Draft::new(function.clone()).order_by(|node| place[node].min(latest[node])) else {
+        return (function, rows);
+    };
     let marked: Vec<(Node, Option<usize>)> = function.nodes.iter().cloned().zip(rows).collect();
-    let order = Draft::new(function.clone()).order_by(|node| place[node]);
+    let order = contiguous(order, |node| marked[node].1);
     let mut moved = vec![0; order.len()];
     order.iter().enumerate().for_each(|(new, old)| moved[*old] = new);
     let mut sunk = Function { nodes: Vec::new(), ..function };
@@ -179,4 +193,24 @@ fn sink_updates(function: Function, rows: Vec<Option<usize>>) -> (Function, Vec<
         sunk.outputs[i].var = renamed(&sunk, sunk.outputs[i].var);
     }
     (sunk, rows)
+}
+
+/// `order` with the nodes of each group together, where the last of them stands. What came between them, as an update that some of them
+/// depend on, depends on none of them: it was ahead of all of them before it was moved.
+fn contiguous(order: Vec<usize>, group: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
+    let positions = order.iter().enumerate();
+    let last: HashMap<usize, usize> = positions.filter_map(|(at, node)| Some((group(*node)?, at))).collect();
+    let positions = order.into_iter().enumerate();
+    let mut placed: Vec<(usize, usize)> =
+        positions.map(|(at, node)| (group(node).map_or(at, |group| last[&group]), node)).collect();
+    placed.sort_by_key(|(at, _)| *at);
+    placed.into_iter().map(|(_, node)| node).collect()
+}
+
+/// All updates of these lists, in order.
+pub(super) fn union<'a>(of: impl IntoIterator<Item = &'a Vec<usize>>) -> Vec<usize> {
+    let mut all: Vec<usize> = of.into_iter().flatten().copied().collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }

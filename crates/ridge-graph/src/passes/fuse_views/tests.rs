@@ -1,6 +1,9 @@
 //! The second stage of fusion, against the meaning of what it fuses.
 
+mod states;
+
 use super::fuse_views;
+use super::open::MAX_INPUTS;
 use crate::conformance::all_samples;
 use crate::dim::Bindings;
 use crate::dtype::DType;
@@ -12,13 +15,19 @@ use crate::shape::Shape;
 use crate::tensor::{Tensor, Value};
 use crate::types::Type;
 
-fn fused(graph: &Graph) -> Graph {
+/// `graph` after the first stage of fusion.
+fn lowered(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
     while decompose(&mut graph, |_| false).expect("decomposes") {
         tidy(&mut graph);
     }
     fuse(&mut graph);
     tidy(&mut graph);
+    graph
+}
+
+fn fused(graph: &Graph) -> Graph {
+    let mut graph = lowered(graph);
     fuse_views(&mut graph);
     graph
 }
