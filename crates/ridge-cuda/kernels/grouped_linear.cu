@@ -145,13 +145,43 @@ template <class Raw> union Vector<Raw, false> {
     }
 };
 
-// Fewer rows than groups: the group whose first row is the one that `group` says; false where it is none's.
-__device__ inline bool find_group(const int* offsets, int groups, int& group) {
-    const int row = group;
+// The group of this block; false where it has none. Where there are fewer rows than groups, a block has the group whose first row is the one of its
+// number. The last block clears the rows behind the last group.
+__device__ inline bool find_group(
+    const int* offsets, int groups, i64 rows, i64 columns, i64 column, Y::Raw* y, int& group
+) {
+    const int lane = threadIdx.x & 31, last = gridDim.y - 1, number = blockIdx.y;
+    group = number;
+    if (number == last) {
+        for (i64 i = offsets[groups] + lane; i < rows; i += 32) y[i * columns + column] = Y::store(0.0f);
+        return false;
+    }
+    if (last >= groups) return true;
     int below = 0;
-    for (int g = threadIdx.x & 31; g < groups; g += 32) below += offsets[g + 1] <= row;
+    for (int g = lane; g < groups; g += 32) below += offsets[g + 1] <= number;
     group = __reduce_add_sync(0xffffffffu, below);
-    return group < groups && offsets[group] == row;
+    return group < groups && offsets[group] == number;
+}
+
+// Where ROWS rows of x are, from row `first` of a group on; -1 for those that are not there.
+__device__ inline void find_rows(const int* index, int first, int end, i64 of_x, int* rows) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        rows[r] = first + r < end ? (GATHERED ? index[first + r] : first + r) : -1;
+        if (rows[r] >= of_x) rows[r] = -1;
+    }
+}
+
+// Adds up the lanes' sums of ROWS rows and stores them.
+__device__ inline void store_sums(const float* sums, int first, int end, i64 columns, i64 column, Y::Raw* y) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (first + r >= end) break;
+        float sum = sums[r];
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if ((threadIdx.x & 31) == 0) y[(first + r) * columns + column] = Y::store(sum);
+    }
 }
 
 #if MXFP4
@@ -175,26 +205,17 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_mxfp4(
     const X::Raw* __restrict__ x, const u8* __restrict__ w, const int* __restrict__ offsets, const int* __restrict__ index,
     Y::Raw* __restrict__ y, Numbers<5> n
 ) {
-    const int lane = threadIdx.x & 31, groups = (int)n.v[2], last = gridDim.y - 1;
+    const int lane = threadIdx.x & 31, groups = (int)n.v[2];
     const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     others_may_begin();
     after_others();
-    if (column >= columns) return;
-    int group = blockIdx.y;
-    if (group == last) {
-        for (i64 i = offsets[groups] + lane; i < n.v[0]; i += 32) y[i * columns + column] = Y::store(0.0f);
-        return;
-    }
-    if (last < groups && !find_group(offsets, groups, group)) return;
+    int group;
+    if (column >= columns || !find_group(offsets, groups, n.v[0], columns, column, y, group)) return;
     const int begin = offsets[group], end = offsets[group + 1];
     const u8* weights = w + (group * columns + column) * (depth / 32 * BLOCK_BYTES);
     for (int first = begin; first < end; first += ROWS) {
         int rows[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            rows[r] = first + r < end ? (GATHERED ? index[first + r] : first + r) : -1;
-            if (rows[r] >= n.v[1]) rows[r] = -1;
-        }
+        find_rows(index, first, end, n.v[1], rows);
         float sums[ROWS] = {};
 #pragma unroll 1
         for (i64 block = lane; block < depth / 32; block += 32) {
@@ -209,7 +230,7 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_mxfp4(
             float weight[32];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                // The codes behind the exponent: a shift by 8 bits more, which may reach the next word's end.
+                // The codes behind the exponent: shifted by 8 bits more, a whole word if that makes 32.
                 const u32 codes = skew == 24 ? word[i + 1] : __funnelshift_r(word[i], word[i + 1], skew + 8);
                 decode(codes, scale, weight + 4 * i, weight + 16 + 4 * i);
             }
@@ -226,14 +247,7 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_mxfp4(
                 }
             }
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (first + r >= end) break;
-            float sum = sums[r];
-#pragma unroll
-            for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            if (lane == 0) y[(first + r) * columns + column] = Y::store(sum);
-        }
+        store_sums(sums, first, end, columns, column, y);
     }
 }
 #else
@@ -241,28 +255,18 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
     const X::Raw* __restrict__ x, const W::Raw* __restrict__ w, const float* __restrict__ scales,
     const int* __restrict__ offsets, const int* __restrict__ index, Y::Raw* __restrict__ y, Numbers<9> n
 ) {
-    const int lane = threadIdx.x & 31, groups = (int)n.v[2], last = gridDim.y - 1;
+    const int lane = threadIdx.x & 31, groups = (int)n.v[2];
     const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     others_may_begin();
     after_others();
-    if (column >= columns) return;
-    int group = blockIdx.y;
-    if (group == last) {
-        for (i64 i = offsets[groups] + lane; i < n.v[0]; i += 32) y[i * columns + column] = Y::store(0.0f);
-        return;
-    }
-    if (last < groups && !find_group(offsets, groups, group)) return;
+    int group;
+    if (column >= columns || !find_group(offsets, groups, n.v[0], columns, column, y, group)) return;
     const int begin = offsets[group], end = offsets[group + 1];
     const W::Raw* weights = w + (group * columns + column) * depth;
     const float* of_column = SCALED ? scales + group * n.v[5] + column / n.v[6] * n.v[7] : scales;
     for (int first = begin; first < end; first += ROWS) {
-        // Where the rows of x are.
         int rows[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            rows[r] = first + r < end ? (GATHERED ? index[first + r] : first + r) : -1;
-            if (rows[r] >= n.v[1]) rows[r] = -1;
-        }
+        find_rows(index, first, end, n.v[1], rows);
         float sums[ROWS] = {};
 #pragma unroll 1
         for (i64 step = lane * VECTOR; step < depth; step += AHEAD * 32 * VECTOR) {
@@ -298,14 +302,7 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
                 }
             }
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (first + r >= end) break;
-            float sum = sums[r];
-#pragma unroll
-            for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            if (lane == 0) y[(first + r) * columns + column] = Y::store(sum);
-        }
+        store_sums(sums, first, end, columns, column, y);
     }
 }
 #endif
