@@ -51,7 +51,7 @@ const CODE_TILINGS: [Tiling; 5] = [
 ];
 
 /// Multiprocessors of a full GPU: tiles are not split beyond them by much.
-const PROCESSORS: usize = 132;
+pub(crate) const PROCESSORS: usize = 132;
 
 impl Tiling {
     fn rows(self) -> usize {

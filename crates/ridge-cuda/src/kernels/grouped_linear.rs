@@ -6,6 +6,7 @@ use ridge_graph::{DType, FormatRef, Function};
 
 use super::entry::CudaKernelEntry;
 use super::quantize::scaled;
+use crate::gemm::PROCESSORS;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input,
     name, numbers, output,
@@ -57,8 +58,6 @@ const STREAMING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, per_pr
 const MULTIPLYING: Tiling = Tiling { consumers: 2, columns: 256, stages: 4, per_processor: 1 };
 /// Rows of a group, on average, from which on a tile of two consumers has few that are not there.
 const MANY_ROWS_OF_GROUP: usize = 96;
-/// Multiprocessors of an H100 or H200.
-const PROCESSORS: usize = 132;
 /// Columns of a slice of depth.
 const SLICE: usize = 64;
 
