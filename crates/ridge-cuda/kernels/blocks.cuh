@@ -40,8 +40,14 @@ template <class D> __device__ inline u32 signed_codes(u32 codes) {
     return Half<D>::fma(Half<D>::MINUS_UNIT, shifted<D>(codes, 0x00800080), shifted<D>(codes, 0x007f007f));
 }
 
+// Chunks begin at multiples of 4, those of Q6K at even addresses, unless ANYWHERE is 1, where rows of small blocks may begin at any address.
+#ifndef ANYWHERE
+#define ANYWHERE 0
+#endif
+
 // 4 bytes at `offset` of a chunk, from the aligned words around them; `behind` is how far the chunk is behind a multiple of 4.
 __device__ inline u32 word_at(const u8* chunk, int offset, int behind = 0) {
+    if (ANYWHERE) behind = (int)((u64)chunk & 3);
     const int skew = offset + behind & 3;
     const u32* words = (const u32*)(chunk + (offset - skew));
     return skew == 0 ? words[0] : __funnelshift_r(words[0], words[1], skew * 8);
@@ -52,8 +58,7 @@ __device__ inline float small(u32 byte) { return __uint_as_float(0x4b000000u | b
 
 // A format has: BYTES of a chunk of 256 elements; GROUP, 16 or 32 elements that share a scale; MINIMA, whether groups have a
 // minimum, which is subtracted; SHIFTED, whether fragments have OFFSET more than codes, and CENTRE, the code of 0 then; `codes`, fragments of the elements 32 group .. 32 group + 31 of a chunk, two for the
-// first 16 and two for the others; `scale` of each group of GROUP, with its minimum. Chunks begin at multiples of 4, those of Q6K at even
-// addresses.
+// first 16 and two for the others; `scale` of each group of GROUP, with its minimum.
 
 // Blocks of 32 elements.
 template <int BLOCK_BYTES> struct SmallBlocks {
@@ -165,6 +170,12 @@ struct MXFP4 : SmallBlocks<17> {
     }
 };
 
+// Are scales powers of two, and values of codes exact in bf16?
+template <class F> struct IsPower { static const bool VALUE = false; };
+template <> struct IsPower<MXFP4> { static const bool VALUE = true; };
+template <class D> struct IsBf16 { static const bool VALUE = false; };
+template <> struct IsBf16<BF16> { static const bool VALUE = true; };
+
 // Scale and minimum of group 0 to 7 of a block of 256: f16 factors, then 6 bits each in 12 bytes.
 __device__ inline void packed_scale(const u8* chunk, int group, float& scale, float& minimum) {
     const u32 halves = *(const u32*)chunk;
@@ -238,3 +249,38 @@ struct Q6K {
         minimum = 0.0f;
     }
 };
+
+// Both elements of a pair of codes, by the scale and minimum of their group.
+template <class F, class D> __device__ inline float2 pair_of(u32 codes, float scale, float minimum) {
+    const float offset = F::SHIFTED ? (float)(Half<D>::OFFSET + F::CENTRE) : 0.0f;
+    float2 pair = make_float2(scale * (D::load((u16)codes) - offset), scale * (D::load((u16)(codes >> 16)) - offset));
+    if (F::MINIMA) { pair.x -= minimum; pair.y -= minimum; }
+    return pair;
+}
+
+// The same, rounded to D.
+template <class F, class D> __device__ inline u32 rounded_pair_of(u32 codes, float scale, float minimum) {
+    // A power of two, which bf16 has as it is.
+    if (IsPower<F>::VALUE && IsBf16<D>::VALUE) {
+        const u32 bits = __float_as_uint(scale);
+        return Half<D>::fma(codes, __byte_perm(bits, bits, 0x3232), 0x80008000u);
+    }
+    const float2 pair = pair_of<F, D>(codes, scale, minimum);
+    return Mma<D>::pack(pair.x, pair.y);
+}
+
+// Elements 4 quarter .. 4 quarter + 3 of both halves of a group of 32, rounded to D.
+template <class F, class D> __device__ inline void decoded(const u8* chunk, int group, int quarter, uint2* out) {
+    u32 codes[4];
+    F::template codes<D>(chunk, group, quarter, codes);
+    float scale, minimum;
+    F::scale(chunk, F::GROUP == 16 ? 2 * group : group, scale, minimum);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (F::GROUP == 16 && half) F::scale(chunk, 2 * group + 1, scale, minimum);
+        const u32 a = rounded_pair_of<F, D>(codes[2 * half], scale, minimum);
+        const u32 b = rounded_pair_of<F, D>(codes[2 * half + 1], scale, minimum);
+        // Pairs are (0, 2) and (1, 3).
+        out[half] = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+    }
+}

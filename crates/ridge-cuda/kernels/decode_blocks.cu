@@ -23,13 +23,10 @@ extern "C" __global__ void decode_blocks(const u8* __restrict__ w, D::Raw* __res
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const u32 pair = codes[2 * half + e];
-                const float offset = FORMAT::SHIFTED ? (float)(Half<D>::OFFSET + FORMAT::CENTRE) : 0.0f;
-                float first = scale * (D::load((u16)pair) - offset);
-                float second = scale * (D::load((u16)(pair >> 16)) - offset);
-                if (FORMAT::MINIMA) { first -= minimum; second -= minimum; }
-                pairs[0][e] = Mma<D>::pack(first, second);
+                const float2 values = pair_of<FORMAT, D>(pair, scale, minimum);
+                pairs[0][e] = Mma<D>::pack(values.x, values.y);
 #if PARTS == 2
-                const float left = first - D::load((u16)pairs[0][e]), right = second - D::load((u16)(pairs[0][e] >> 16));
+                const float left = values.x - D::load((u16)pairs[0][e]), right = values.y - D::load((u16)(pairs[0][e] >> 16));
                 pairs[1][e] = Mma<D>::pack(left, right);
 #endif
             }

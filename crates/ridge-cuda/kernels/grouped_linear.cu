@@ -1,23 +1,29 @@
 // Products of groups of rows, each with a weight of its own; where groups begin is read on the device, and no weight of a
 // group without rows is. Rows behind the last group become zeros.
-// Defines: X, W and Y of x, weights and results; GATHERED, 0 or 1: are the rows of x those that `index` names?
+// Defines: X, W and Y of x, weights and results; GATHERED, 0 or 1: are the rows of x those that `index` names?; BLOCKED, 1 for weights in
+// blocks, which are then bytes, with their FORMAT.
 
 #if TILED
 // Many rows, in 16-bit floats on tensor cores. Floor: the operations over the rate of mma.sync.
 // A block makes ROWS rows of one group by COLUMNS columns. Which group and which of its rows, it finds out from the
-// offsets: the launch has as many blocks as there can be tiles. X is W is Y.
+// offsets: the launch has as many blocks as there can be tiles. X is Y, and W unless weights are in blocks, which are decoded to X.
 // Numbers: rows, rows of x, groups, columns, depth (a multiple of 8).
 
 #define ROWS 64
 #define COLUMNS 64
 #define DEPTH 32
 #define HALF ((ROWS + COLUMNS) * DEPTH * 2)
+#if BLOCKED
+typedef u8 Stored;
+#else
+typedef X::Raw Stored;
+#endif
 
 // Where 16-byte chunk `c` of row `r` lies: eight rows' chunks in different banks.
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * (DEPTH / 8) + (c ^ (r >> 1 & 3))) * 16; }
 
 extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
-    const X::Raw* __restrict__ x, const X::Raw* __restrict__ w, const int* __restrict__ offsets,
+    const X::Raw* __restrict__ x, const Stored* __restrict__ w, const int* __restrict__ offsets,
     const int* __restrict__ index, X::Raw* __restrict__ y, Numbers<5> n
 ) {
     __shared__ __align__(128) u8 room[2 * HALF];
@@ -54,9 +60,10 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
     }
     const int first = offsets[group] + tile * ROWS, end = min(first + ROWS, offsets[group + 1]);
     const u32 base = shared_address(room);
-    // What this thread brings: a chunk of two rows of x and of two of the weight.
+    // What this thread brings: a chunk of two rows of x and of two of the weight, or a quarter of a group of two columns.
     const int part = threadIdx.x & 3;
-    const X::Raw *of_x[2], *of_w[2];
+    const X::Raw* of_x[2];
+    const Stored* of_w[2];
     bool real[2][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -65,7 +72,12 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
         real[i][0] = row >= 0 && row < n.v[1];
         real[i][1] = column + r < columns;
         of_x[i] = x + (real[i][0] ? row : 0) * depth;
-        of_w[i] = w + (group * columns + (real[i][1] ? column + r : 0)) * depth;
+        const i64 of_column = group * columns + (real[i][1] ? column + r : 0);
+#if BLOCKED
+        of_w[i] = w + of_column * (depth * FORMAT::BYTES / 256);
+#else
+        of_w[i] = w + of_column * depth;
+#endif
     }
     auto fetch = [&](i64 k, int half) {
         const i64 at = k + part * 8;
@@ -74,7 +86,17 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
         for (int i = 0; i < 2; ++i) {
             const u32 to = base + half * HALF + chunk(i * 32 + (threadIdx.x >> 2), part);
             copy_async(to, of_x[i] + (in ? at : 0), in && real[i][0]);
+#if BLOCKED
+            uint2 values[2];
+            decoded<FORMAT, X>(of_w[i] + k / 256 * FORMAT::BYTES, (int)(k / 32 & 7), part, values);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 place = chunk(i * 32 + (threadIdx.x >> 2), 2 * h + part / 2) + part % 2 * 8;
+                *(uint2*)(room + half * HALF + ROWS * DEPTH * 2 + place) = values[h];
+            }
+#else
             copy_async(to + ROWS * DEPTH * 2, of_w[i] + (in ? at : 0), in && real[i][1]);
+#endif
         }
         copies_end();
     };
@@ -119,32 +141,11 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
 // groups reach over bandwidth.
 // A warp makes a column of a group for ROWS rows at a time: each lane takes VECTOR elements of the weight, and lanes are
 // added in an order that depth alone fixes, so that a row's result does not depend on the others.
-// Further defines: MXFP4, 0 or 1, for blocks of that format (VECTOR elements of x are then 16 bytes); VECTOR; WIDE, 0 or 1: can as many elements of x be read at once?; SCALED, 0 or 1.
+// Further defines, without blocks: VECTOR; WIDE, 0 or 1: can as many elements of x be read at once?; SCALED, 0 or 1.
 // Numbers: rows, rows of x, groups, columns, depth; then of scales: those of a group, columns that share some, those of
 // such columns, and elements of a column that share one.
 
 #define ROWS 8
-// Vectors that are on their way at a time.
-#define AHEAD (VECTOR >= 16 ? 2 : 4)
-
-// VECTOR elements, read 16 bytes at a time where they lie so.
-template <class Raw, bool ONCE> union Vector;
-template <class Raw> union Vector<Raw, true> {
-    uint4 whole[VECTOR * sizeof(Raw) / 16 + !(VECTOR * sizeof(Raw) / 16)];
-    Raw part[VECTOR];
-    __device__ void read(const Raw* from) {
-#pragma unroll
-        for (int i = 0; i < (int)(VECTOR * sizeof(Raw) / 16); ++i) whole[i] = __ldg((const uint4*)from + i);
-    }
-};
-template <class Raw> union Vector<Raw, false> {
-    Raw part[VECTOR];
-    __device__ void read(const Raw* from) {
-#pragma unroll
-        for (int v = 0; v < VECTOR; ++v) part[v] = from[v];
-    }
-};
-
 // The group of this block; false where it has none. Where there are fewer rows than groups, a block has the group whose first row is the one of its
 // number. The last block clears the rows behind the last group.
 __device__ inline bool find_group(
@@ -184,73 +185,89 @@ __device__ inline void store_sums(const float* sums, int first, int end, i64 col
     }
 }
 
-#if MXFP4
-// Weights of blocks of 32 elements, an exponent and 16 bytes of codes of E2M1, at any address. Each lane takes a block at a time. A block's
-// values are exact in f32.
-// Numbers: rows, rows of x, groups, columns, depth (a multiple of 32).
-#define BLOCK_BYTES 17
+#if BLOCKED
+// Weights in blocks, decoded exactly. A lane takes a quarter of a group of 32 elements, a warp 256 at a time.
+// Numbers: rows, rows of x, groups, columns, depth (a multiple of the block).
 
-// Twice the value of each of the eight codes of 4 bits of a word, multiplied by `scale`, to every second element: a byte has an element of the
-// lower half of the block and one of the upper.
-__device__ inline void decode(u32 codes, float scale, float* lower, float* upper) {
+// Four elements of x.
+template <class D> __device__ inline void four(const typename D::Raw* from, float* to) {
+    union { uint2 whole[sizeof(typename D::Raw) / 2]; typename D::Raw part[4]; } values;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const u32 code = codes >> (4 * i) & 15u, magnitude = 0xc8643210u >> (4 * (code & 7u)) & 15u;
-        const float value = (__uint_as_float(0x4b000000u | magnitude) - 8388608.0f) * scale;
-        (i & 1 ? upper : lower)[i >> 1] = code & 8u ? -value : value;
-    }
+    for (int i = 0; i < (int)sizeof(typename D::Raw) / 2; ++i) values.whole[i] = __ldg((const uint2*)from + i);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[e] = (float)D::load(values.part[e]);
 }
 
-extern "C" __global__ __launch_bounds__(256, 2) void grouped_mxfp4(
+extern "C" __global__ __launch_bounds__(256, 2) void grouped_blocks(
     const X::Raw* __restrict__ x, const u8* __restrict__ w, const int* __restrict__ offsets, const int* __restrict__ index,
     Y::Raw* __restrict__ y, Numbers<5> n
 ) {
-    const int lane = threadIdx.x & 31, groups = (int)n.v[2];
+    const int lane = threadIdx.x & 31, quarter = lane & 3, groups = (int)n.v[2];
     const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     others_may_begin();
     after_others();
     int group;
     if (column >= columns || !find_group(offsets, groups, n.v[0], columns, column, y, group)) return;
     const int begin = offsets[group], end = offsets[group + 1];
-    const u8* weights = w + (group * columns + column) * (depth / 32 * BLOCK_BYTES);
+    const u8* weights = w + (group * columns + column) * (depth * FORMAT::BYTES / 256);
     for (int first = begin; first < end; first += ROWS) {
         int rows[ROWS];
         find_rows(index, first, end, n.v[1], rows);
         float sums[ROWS] = {};
-#pragma unroll 1
-        for (i64 block = lane; block < depth / 32; block += 32) {
-            const u8* at = weights + block * BLOCK_BYTES;
-            const u32 skew = (u32)((u64)at & 3u) * 8;
-            const u32* words = (const u32*)(at - skew / 8);
-            u32 word[5];
+#pragma unroll 2
+        for (i64 k = lane / 4 * 32; k < depth; k += 256) {
+            const u8* chunk = weights + k / 256 * FORMAT::BYTES;
+            u32 codes[4];
+            FORMAT::codes<F16>(chunk, lane >> 2, quarter, codes);
+            float weight[8];
 #pragma unroll
-            for (int i = 0; i < 5; ++i) word[i] = __ldg(words + i);
-            const u32 exponent = word[0] >> skew & 255u;
-            const float scale = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
-            float weight[32];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                // The codes behind the exponent: shifted by 8 bits more, a whole word if that makes 32.
-                const u32 codes = skew == 24 ? word[i + 1] : __funnelshift_r(word[i], word[i + 1], skew + 8);
-                decode(codes, scale, weight + 4 * i, weight + 16 + 4 * i);
+            for (int half = 0; half < 2; ++half) {
+                float scale, minimum;
+                FORMAT::scale(chunk, FORMAT::GROUP == 16 ? (lane >> 2) * 2 + half : lane >> 2, scale, minimum);
+                // Pairs are (0, 2) and (1, 3).
+                const float2 even = pair_of<FORMAT, F16>(codes[2 * half], scale, minimum);
+                const float2 odd = pair_of<FORMAT, F16>(codes[2 * half + 1], scale, minimum);
+                weight[4 * half] = even.x;
+                weight[4 * half + 1] = odd.x;
+                weight[4 * half + 2] = even.y;
+                weight[4 * half + 3] = odd.y;
             }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 if (rows[r] < 0) continue;
-                const X::Raw* from = x + rows[r] * depth + block * 32;
+                const X::Raw* from = x + rows[r] * depth + k + quarter * 4;
+                float values[8];
+                four<X>(from, values);
+                four<X>(from + 16, values + 4);
 #pragma unroll
-                for (int v = 0; v < 32; v += VECTOR) {
-                    Vector<X::Raw, true> values;
-                    values.read(from + v);
-#pragma unroll
-                    for (int e = 0; e < VECTOR; ++e) sums[r] = fmaf(X::load(values.part[e]), weight[v + e], sums[r]);
-                }
+                for (int e = 0; e < 8; ++e) sums[r] = fmaf(values[e], weight[e], sums[r]);
             }
         }
         store_sums(sums, first, end, columns, column, y);
     }
 }
 #else
+// Vectors that are on their way at a time.
+#define AHEAD (VECTOR >= 16 ? 2 : 4)
+
+// VECTOR elements, read 16 bytes at a time where they lie so.
+template <class Raw, bool ONCE> union Vector;
+template <class Raw> union Vector<Raw, true> {
+    uint4 whole[VECTOR * sizeof(Raw) / 16 + !(VECTOR * sizeof(Raw) / 16)];
+    Raw part[VECTOR];
+    __device__ void read(const Raw* from) {
+#pragma unroll
+        for (int i = 0; i < (int)(VECTOR * sizeof(Raw) / 16); ++i) whole[i] = __ldg((const uint4*)from + i);
+    }
+};
+template <class Raw> union Vector<Raw, false> {
+    Raw part[VECTOR];
+    __device__ void read(const Raw* from) {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) part[v] = from[v];
+    }
+};
+
 extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
     const X::Raw* __restrict__ x, const W::Raw* __restrict__ w, const float* __restrict__ scales,
     const int* __restrict__ offsets, const int* __restrict__ index, Y::Raw* __restrict__ y, Numbers<9> n

@@ -2,10 +2,13 @@
 // weight of a group without rows is. Rows behind the last group become zeros. Sums are in f32, in the order of depth.
 // Floor: the bytes of the weights that groups reach over bandwidth, or the operations of tiles over the rate of tensor cores.
 // A block makes tiles of ROWS rows of one group by COLUMNS columns, one after another, the tiles of a group's rows next to each other, so
-// that a weight is read from memory once. The first warpgroup brings slices of DEPTH into a ring of STAGES: weights by the copy
-// engine, and rows of x, which may lie anywhere, by copies of 16 bytes. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
-// Defines: D, a 16-bit float; GATHERED, 0 or 1: are the rows of x those that `index` names?; CONSUMERS; COLUMNS; STAGES; GROUPS.
-// Numbers: rows, rows of x, columns, depth (a multiple of 8). For other architectures it is empty, and is not launched.
+// that a weight is read from memory once. Copying warps bring slices of DEPTH into a ring of STAGES: rows of x, which may lie anywhere, by
+// copies of 16 bytes, and weights by the copy engine. Weights in blocks come as they are stored, chunks of 256 elements, to a ring of RAW
+// stages, from which a warpgroup decodes them to D into the first ring. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
+// Defines: D, a 16-bit float; GATHERED, 0 or 1: are the rows of x those that `index` names?; CONSUMERS; COLUMNS; STAGES; GROUPS; BLOCKED, 1
+// for weights in blocks, with their FORMAT and RAW.
+// Numbers: rows, rows of x, columns, depth (a multiple of 8, of the block with blocks). For other architectures it is empty, and is not
+// launched.
 
 #define DEPTH 64
 #define LINE 128
@@ -14,28 +17,59 @@
 #define SLICE (SLICE_X + COLUMNS * LINE)
 // Slices of x on their way while later ones are asked for.
 #define LAG (STAGES - 2)
-// Rows of x that a thread copies 16 bytes of.
-#define COPIES (ROWS / 16)
+// Warpgroups before the consumers, warps that copy x, and rows of x that a thread of them copies 16 bytes of.
+#define OTHERS (BLOCKED ? 2 : 1)
+#define COPYING (BLOCKED ? 2 : 4)
+#define COPIES (ROWS / (4 * COPYING))
+#if !BLOCKED
+#define RAW 0
+#endif
 
-extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1)) void grouped_sm90(
-    const __grid_constant__ TensorMap w, const D::Raw* __restrict__ x, const int* __restrict__ offsets,
+#if BLOCKED
+#define WEIGHT const u8* __restrict__ w
+#define CHUNK 256
+// 16-byte pieces of a chunk of a column, from the multiple of 16 at or below its address, and bytes from one column to the next: an odd
+// number of pieces puts what the lanes of a warp read at once into different banks.
+#define PIECES ((FORMAT::BYTES + 15 + 15) / 16)
+#define STRIDE ((PIECES | 1) * 16)
+#define RAW_BYTES (COLUMNS * STRIDE)
+#define ENTRY grouped_blocks_sm90
+#else
+#define ENTRY grouped_sm90
+#define WEIGHT const __grid_constant__ TensorMap w
+#endif
+
+extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && CONSUMERS == 1 ? 2 : 1) void ENTRY(
+    WEIGHT, const D::Raw* __restrict__ x, const int* __restrict__ offsets,
     const int* __restrict__ index, D::Raw* __restrict__ y, const Numbers<4> n
 ) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ u8 shared[];
-    __shared__ u64 barriers[2 * STAGES];
+    __shared__ u64 barriers[2 * STAGES + 2 * RAW];
     // Tiles of rows before each group.
     __shared__ int before[GROUPS + 1];
     const u32 ring = (shared_address(shared) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
+#if BLOCKED
+    const u32 raw = ring + STAGES * SLICE;
+#endif
+#if BLOCKED
+    const u32 raw_full = empty + 8 * STAGES, raw_empty = raw_full + 8 * RAW;
+#endif
     const int rows = (int)n.v[0], columns = (int)n.v[2], depth = (int)n.v[3];
     const int across = (columns + COLUMNS - 1) / COLUMNS, slices = (depth + DEPTH - 1) / DEPTH;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            // The copy of the weight, and a warp's share of x.
-            barrier_init(full + 8 * s, 1 + 4);
+            // The copy of the weight or the warps that decode it, and a warp's share of x.
+            barrier_init(full + 8 * s, (BLOCKED ? 4 : 1) + COPYING);
             barrier_init(empty + 8 * s, 4 * CONSUMERS);
         }
+#if BLOCKED
+        for (int s = 0; s < RAW; ++s) {
+            barrier_init(raw_full + 8 * s, 64);
+            barrier_init(raw_empty + 8 * s, 4);
+        }
+#endif
         barriers_ready();
     }
     others_may_begin();
@@ -71,9 +105,11 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1)) void grouped_sm90
         end = min(first + ROWS, offsets[low + 1]);
         column = rest / own * COLUMNS;
     };
-    if (warpgroup == 0) {
+    if (threadIdx.x < 32 * COPYING) {
+#if !BLOCKED
         if (CONSUMERS > 1) registers_lower<72>();
         if (threadIdx.x == 0) prefetch_map(&w);
+#endif
         const int part = threadIdx.x % 8, line = threadIdx.x / 8;
         // Slices asked for, and those whose rows of x have been announced.
         u32 at = 0, told = 0;
@@ -89,21 +125,23 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1)) void grouped_sm90
             const D::Raw* from[COPIES];
 #pragma unroll
             for (int i = 0; i < COPIES; ++i) {
-                const int place = first + line + 16 * i;
+                const int place = first + line + 4 * COPYING * i;
                 const int row = place < end ? (GATHERED ? index[place] : place) : -1;
                 from[i] = row >= 0 && row < n.v[1] ? x + (i64)row * depth + part * 8 : nullptr;
             }
             for (int s = 0; s < slices; ++s, ++at) {
                 const u32 stage = at % STAGES, to = ring + stage * SLICE;
                 barrier_wait(empty + 8 * stage, ~(at / STAGES) & 1);
+#if !BLOCKED
                 if (threadIdx.x == 0) {
                     barrier_expect(full + 8 * stage, COLUMNS * LINE);
                     copy_box(to + SLICE_X, &w, full + 8 * stage, s * DEPTH, group * columns + column);
                 }
+#endif
                 const bool in = s * DEPTH + part * 8 < depth;
 #pragma unroll
                 for (int i = 0; i < COPIES; ++i) {
-                    const int r = line + 16 * i;
+                    const int r = line + 4 * COPYING * i;
                     // Rows of x that are out of range are zeros; those of no group are not stored.
                     if (first + r < end) {
                         const bool real = in && from[i] != nullptr;
@@ -119,9 +157,73 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1)) void grouped_sm90
         }
         copies_wait<0>();
         while (told < at) tell();
+#if BLOCKED
+    } else if (warpgroup == 0) {
+        const int own = threadIdx.x - 32 * COPYING, chunks = (depth + CHUNK - 1) / CHUNK;
+        const i64 row_bytes = (i64)depth * FORMAT::BYTES / CHUNK;
+        u32 at = 0;
+        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            int group, first, end, column;
+            find(t, group, first, end, column);
+            for (int c = 0; c < chunks; ++c, ++at) {
+                const u32 stage = at % RAW, to = raw + stage * RAW_BYTES;
+                const int bytes = min(FORMAT::BYTES, (int)(row_bytes - (i64)c * FORMAT::BYTES));
+                barrier_wait(raw_empty + 8 * stage, ~(at / RAW) & 1);
+                for (int i = own; i < COLUMNS * PIECES; i += 64) {
+                    const int line = i / PIECES, piece = i % PIECES;
+                    const u8* from = w + ((i64)group * columns + min(column + line, columns - 1)) * row_bytes + (i64)c * FORMAT::BYTES;
+                    const u8* here = from - ((u64)from & 15) + 16 * piece;
+                    // Nothing behind the column, which may be the end of the weight, is read.
+                    const int left = (int)(from + bytes - here);
+                    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+                        :: "r"(to + line * STRIDE + 16 * piece), "l"(left > 0 ? here : (const u8*)((u64)from & ~(u64)15)), "r"(min(16, max(left, 0))) : "memory");
+                }
+                copies_arrive(raw_full + 8 * stage);
+            }
+        }
+        copies_wait<0>();
+    } else if (warpgroup == 1) {
+        const int warp = threadIdx.x / 32 % 4, row = lane / 4, quarter = lane % 4, groups = depth / 32;
+        const i64 row_bytes = (i64)depth * FORMAT::BYTES / CHUNK;
+        u32 at = 0, chunk_at = 0;
+        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            int group, first, end, column;
+            find(t, group, first, end, column);
+            for (int s = 0; s < slices; ++s, ++at) {
+                const u32 stage = at % STAGES, to = ring + stage * SLICE + SLICE_X, from = chunk_at % RAW;
+                const int within = s % (CHUNK / DEPTH);
+                if (within == 0) barrier_wait(raw_full + 8 * from, chunk_at / RAW & 1);
+                barrier_wait(empty + 8 * stage, ~(at / STAGES) & 1);
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 32; ++i) {
+                    const int line = warp * (COLUMNS / 4) + 8 * i + row;
+                    // Where a column begins within 16 bytes.
+                    const u32 place = (u32)(group * columns + min(column + line, columns - 1)) * (u32)row_bytes + s / (CHUNK / DEPTH) * FORMAT::BYTES;
+                    const u8* chunk = shared + (raw - shared_address(shared)) + from * RAW_BYTES + line * STRIDE + ((u32)(u64)w + place & 15);
+#pragma unroll
+                    for (int g = 0; g < 2; ++g) {
+                        uint2 values[2] = {};
+                        if (2 * s + g < groups) decoded<FORMAT, D>(chunk, 2 * within + g, quarter, values);
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const int piece = 4 * g + 2 * half + quarter / 2;
+                            store_shared(to + line * LINE + ((piece ^ row) * 16) + quarter % 2 * 8, values[half]);
+                        }
+                    }
+                }
+                stores_before_products();
+                __syncwarp();
+                if (lane == 0) barrier_arrive(full + 8 * stage);
+                if (within == CHUNK / DEPTH - 1 || s == slices - 1) {
+                    if (lane == 0) barrier_arrive(raw_empty + 8 * from);
+                    ++chunk_at;
+                }
+            }
+        }
+#endif
     } else {
-        if (CONSUMERS > 1) registers_raise<216>();
-        const int part = warpgroup - 1;
+        if (CONSUMERS > 1 && !BLOCKED) registers_raise<216>();
+        const int part = warpgroup - OTHERS;
         u32 at = 0;
         for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
             int group, first, end, column;
@@ -163,7 +265,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1)) void grouped_sm90
         }
         // Rows of no group.
         const i64 behind = (i64)max(offsets[GROUPS], 0) * columns, all = (i64)rows * columns;
-        const int own = threadIdx.x - 128, threads = 128 * CONSUMERS;
+        const int own = threadIdx.x - 128 * OTHERS, threads = 128 * CONSUMERS;
         for (i64 i = behind + (i64)blockIdx.x * threads + own; i < all; i += (i64)gridDim.x * threads) y[i] = 0;
     }
 #endif

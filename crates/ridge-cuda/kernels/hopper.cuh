@@ -20,6 +20,10 @@ __device__ inline void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }"
         :: "r"(barrier), "r"(bytes) : "memory");
 }
+// This thread's asynchronous copies so far, one arrival when they are there.
+__device__ inline void copies_arrive(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(barrier) : "memory");
+}
 // Waits for the end of the phase of this parity.
 __device__ inline void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
@@ -55,6 +59,9 @@ __device__ inline void wait_for_cluster(u32 barrier, u32 parity) {
 __device__ inline void load_shared(float* x, u32 from) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
         : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
+}
+__device__ inline void store_shared(u32 to, uint2 x) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" :: "r"(to), "r"(x.x), "r"(x.y) : "memory");
 }
 // `bytes` (a multiple of 16) from global to shared memory, which arrive at `barrier`.
 __device__ inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {

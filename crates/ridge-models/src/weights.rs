@@ -38,7 +38,8 @@ pub(crate) fn check(checkpoint: &Checkpoint, graph: &Graph) -> Result<()> {
 pub enum WeightSource {
     /// A published checkpoint.
     Checkpoint(Arc<Checkpoint>),
-    /// Normal numbers of standard deviation 0.02 and norms of one, in this dtype: for timing shapes.
+    /// Normal numbers of standard deviation 0.02 and norms of one, in this dtype: for timing shapes. Large weights in a format
+    /// repeat some millions of them.
     Random(DType),
     /// The same in the dtype and the formats in which the configuration says that the model is published.
     RandomAsPublished(Box<ModelConfig>),
@@ -138,6 +139,10 @@ impl WeightSource {
                 WeightData::Shared(Arc::new(bytes), 0..len)
             }
         };
+        if let (Self::Random(_) | Self::RandomAsPublished(_), Some(format)) = (self, &arg.ty.format) {
+            let components = random_in(format, &arg.name, arg.ty.dtype, shape);
+            return Ok(components.into_iter().map(WeightData::Owned).collect());
+        }
         let components = match self {
             Self::Checkpoint(checkpoint) => checkpoint.components(&arg.name)?.into_iter().map(data).collect(),
             Self::Random(_) | Self::RandomAsPublished(_) => {
@@ -166,18 +171,15 @@ fn encoded(format: &FormatRef, dtype: DType, bytes: &[u8], shape: &[usize]) -> V
         let values: Vec<f32> = dtype.decode(bytes).into_iter().map(|v| v as f32).collect();
         format.encode(&values, shape, None)
     };
-    let width = shape.last().copied().unwrap_or(1).max(1);
-    let rows = shape.iter().product::<usize>() / width;
-    let components = format.components(&Shape::new([rows, width]));
-    let apart = components.iter().all(|c| c.shape.rank() == 2 && c.shape.0[0].as_const() == Some(rows));
-    if !apart || rows == 0 {
+    let [rows, width] = as_matrix(shape);
+    if !keeps_rows_apart(format, [rows, width]) || rows == 0 {
         return encode(bytes, shape);
     }
     // A core's rows in pieces, so that the elements of a piece are still in cache when they are encoded.
     let row_bytes = width * dtype.size_bytes();
     let piece = (PIECE / width).max(1) * row_bytes;
     let encode_rows = |bytes: &[u8]| {
-        let mut all = vec![Vec::new(); components.len()];
+        let mut all = vec![Vec::new(); format.components(&Shape::new([rows, width])).len()];
         for piece in bytes.chunks(piece) {
             let parts = encode(piece, &[piece.len() / row_bytes, width]);
             all.iter_mut().zip(parts).for_each(|(all, part)| all.extend(part));
@@ -190,7 +192,7 @@ fn encoded(format: &FormatRef, dtype: DType, bytes: &[u8], shape: &[usize]) -> V
         let encode_rows = &encode_rows;
         let shares = bytes.chunks(share * row_bytes);
         let parts: Vec<_> = shares.map(|share| scope.spawn(move || encode_rows(share))).collect();
-        let mut all = vec![Vec::new(); components.len()];
+        let mut all = vec![Vec::new(); format.components(&Shape::new([rows, width])).len()];
         for part in parts {
             let part = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             all.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
@@ -199,6 +201,40 @@ fn encoded(format: &FormatRef, dtype: DType, bytes: &[u8], shape: &[usize]) -> V
     })
 }
 
+/// The components in `format` of a random weight of `dtype` and `shape`. To encode takes far longer than to make numbers, so of a large
+/// weight some rows are encoded and repeated.
+fn random_in(format: &FormatRef, name: &str, dtype: DType, shape: &[usize]) -> Vec<Vec<u8>> {
+    let [rows, width] = as_matrix(shape);
+    let few = (ENCODED / width).clamp(1, rows.max(1));
+    if rows <= few || !keeps_rows_apart(format, [rows, width]) {
+        return encoded(format, dtype, &random(name, dtype, shape), shape);
+    }
+    let parts = encoded(format, dtype, &random(name, dtype, &[few, width]), &[few, width]);
+    let repeated = |part: Vec<u8>| {
+        let bytes = part.len() / few * rows;
+        let mut all = Vec::with_capacity(bytes);
+        while all.len() < bytes {
+            all.extend_from_slice(&part[..part.len().min(bytes - all.len())]);
+        }
+        all
+    };
+    parts.into_iter().map(repeated).collect()
+}
+
+/// Rows and width of a tensor as one matrix.
+fn as_matrix(shape: &[usize]) -> [usize; 2] {
+    let width = shape.last().copied().unwrap_or(1).max(1);
+    [shape.iter().product::<usize>() / width, width]
+}
+
+/// Whether every component of a matrix in `format` has its rows one behind the other.
+fn keeps_rows_apart(format: &FormatRef, [rows, width]: [usize; 2]) -> bool {
+    let components = format.components(&Shape::new([rows, width]));
+    components.iter().all(|c| c.shape.rank() == 2 && c.shape.0[0].as_const() == Some(rows))
+}
+
+/// Elements of a random weight that are encoded at most.
+const ENCODED: usize = 1 << 22;
 /// Elements that are decoded and encoded at a time.
 const PIECE: usize = 1 << 14;
 

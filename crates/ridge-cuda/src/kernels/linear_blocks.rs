@@ -64,11 +64,11 @@ const SMALL_RING_BYTES: usize = 48 << 10;
 
 /// A format as the text has it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct BlockText {
+pub(super) struct BlockText {
     /// Its struct.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// Bytes of a chunk.
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Scales of a chunk.
     scales: usize,
 }
@@ -78,7 +78,7 @@ impl BlockText {
         Self { name, bytes: CHUNK / F::ELEMENTS * F::BYTES, scales: CHUNK / F::GROUP }
     }
 
-    fn find(format: &FormatRef) -> Option<Self> {
+    pub(super) fn find(format: &FormatRef) -> Option<Self> {
         let is = |text: Self, found: bool| found.then_some(text);
         is(Self::of::<format::Q8_0>("Q8_0"), format.downcast::<format::Q8_0>().is_some())
             .or_else(|| is(Self::of::<format::Q4_0>("Q4_0"), format.downcast::<format::Q4_0>().is_some()))

@@ -211,5 +211,23 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (None, 300, &[129, 171], 259, 8),
     ];
     samples.extend(of_cases(&mut Rng::new(61), dtype, &many));
+    samples.extend(in_blocks(&mut Rng::new(62), dtype));
+    samples
+}
+
+/// Weights in blocks: more rows of a group than a tile has, several tiles of columns, and an odd number of small blocks in a row.
+fn in_blocks(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let formats = format::all().into_iter().filter(|format| format.granularity(3)[2] >= 32);
+    let mut samples = Vec::new();
+    for format in formats {
+        let inner = if format.granularity(3)[2] == 32 { 288 } else { 256 };
+        for (groups, columns) in [([65, 0, 0], 65), ([1, 0, 40], 70)] {
+            let n: usize = groups.iter().sum();
+            let x = rng.normal(dtype, &[9, inner]);
+            let w = rng.normal(DType::F32, &[3, columns, inner]);
+            let rows = rng.integers(DType::I32, &[n], 0, 9);
+            samples.push(of(true).input(x).stored(&w, &format).input(offsets(&groups)).input(rows));
+        }
+    }
     samples
 }
