@@ -132,7 +132,7 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
             for (int i = 0; i < WIDE; ++i) {
                 const int e = (c * LANES + lane) * WIDE + i;
 #if PAIRS
-                query[h][c][i] = e < DIM ? D::wrap(rotated(from, e, cosine, sine)) * scale : 0.0f;
+                query[h][c][i] = e < DIM ? D::wrap(rotated({from}, e, cosine, sine)) * scale : 0.0f;
 #else
                 query[h][c][i] = e < DIM ? D::load(from[e]) * scale : 0.0f;
 #endif

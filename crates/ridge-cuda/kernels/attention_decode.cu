@@ -64,7 +64,11 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
 #if SINKS
     const float* __restrict__ sinks,
 #endif
-    D::Raw* __restrict__ out, Share* shares, u32* counters, float scale, Numbers<4> n
+    D::Raw* __restrict__ out, Share* shares, u32* counters, float scale,
+#if NORM
+    const NORM_TYPE::Raw* __restrict__ gain, float eps,
+#endif
+    Numbers<4> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
     // Steps of all key heads of the tokens before each token.
@@ -177,6 +181,24 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
         rotated_at = token;
 #endif
         u32 query[DIM / 16][HALVES][2];
+#if NORM
+        // Four lanes have a head.
+        float unit[HALVES];
+#pragma unroll
+        for (int y = 0; y < HALVES; ++y) {
+            const D::Raw* from = q + ((i64)token * heads + head + min(upper + 8 * y, real - 1)) * DIM + pair * 2;
+            float square = 0.0f;
+#pragma unroll
+            for (int e = 0; e < DIM; e += 8) {
+                const u32 two = *(const u32*)(from + e);
+                const float low = D::load((u16)two), high = D::load((u16)(two >> 16));
+                square += low * low + high * high;
+            }
+            square += __shfl_xor_sync(0xffffffffu, square, 1);
+            square += __shfl_xor_sync(0xffffffffu, square, 2);
+            unit[y] = op_rsqrt(square / (float)DIM + eps);
+        }
+#endif
 #pragma unroll
         for (int k = 0; k < DIM / 16; ++k)
 #pragma unroll
@@ -186,7 +208,12 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                     const int h = upper + 8 * y, e = k * 16 + pair * 2 + 8 * i;
                     const D::Raw* from = q + ((i64)token * heads + head + min(h, real - 1)) * DIM;
 #if PAIRS
-                    const u32 two = Mma<D>::pack(rotated(from, e, cosine, sine), rotated(from, e + 1, cosine, sine));
+#if NORM
+                    const Head of = {from, gain, unit[y]};
+#else
+                    const Head of = {from};
+#endif
+                    const u32 two = Mma<D>::pack(rotated(of, e, cosine, sine), rotated(of, e + 1, cosine, sine));
 #else
                     const u32 two = *(const u32*)(from + e);
 #endif

@@ -41,8 +41,12 @@ template <class D> __device__ inline u32 signed_codes(u32 codes) {
 }
 
 // Chunks begin at multiples of 4, those of Q6K at even addresses, unless ANYWHERE is 1, where rows of small blocks may begin at any address.
+// With SLACK 1 a word behind a chunk may be read.
 #ifndef ANYWHERE
 #define ANYWHERE 0
+#endif
+#ifndef SLACK
+#define SLACK 0
 #endif
 
 // 4 bytes at `offset` of a chunk, from the aligned words around them; `behind` is how far the chunk is behind a multiple of 4.
@@ -50,7 +54,7 @@ __device__ inline u32 word_at(const u8* chunk, int offset, int behind = 0) {
     if (ANYWHERE) behind = (int)((u64)chunk & 3);
     const int skew = offset + behind & 3;
     const u32* words = (const u32*)(chunk + (offset - skew));
-    return skew == 0 ? words[0] : __funnelshift_r(words[0], words[1], skew * 8);
+    return !SLACK && skew == 0 ? words[0] : __funnelshift_r(words[0], words[1], skew * 8);
 }
 __device__ inline float half_at(const u8* p) { return F16::load(*(const u16*)p); }
 // A byte as a float, without the slow conversion.
@@ -170,12 +174,6 @@ struct MXFP4 : SmallBlocks<17> {
     }
 };
 
-// Are scales powers of two, and values of codes exact in bf16?
-template <class F> struct IsPower { static const bool VALUE = false; };
-template <> struct IsPower<MXFP4> { static const bool VALUE = true; };
-template <class D> struct IsBf16 { static const bool VALUE = false; };
-template <> struct IsBf16<BF16> { static const bool VALUE = true; };
-
 // Scale and minimum of group 0 to 7 of a block of 256: f16 factors, then 6 bits each in 12 bytes.
 __device__ inline void packed_scale(const u8* chunk, int group, float& scale, float& minimum) {
     const u32 halves = *(const u32*)chunk;
@@ -260,13 +258,8 @@ template <class F, class D> __device__ inline float2 pair_of(u32 codes, float sc
 
 // The same, rounded to D.
 template <class F, class D> __device__ inline u32 rounded_pair_of(u32 codes, float scale, float minimum) {
-    // A power of two, which bf16 has as it is.
-    if (IsPower<F>::VALUE && IsBf16<D>::VALUE) {
-        const u32 bits = __float_as_uint(scale);
-        return Half<D>::fma(codes, __byte_perm(bits, bits, 0x3232), 0x80008000u);
-    }
-    const float2 pair = pair_of<F, D>(codes, scale, minimum);
-    return Mma<D>::pack(pair.x, pair.y);
+    const float offset = F::SHIFTED ? (float)(Half<D>::OFFSET + F::CENTRE) : 0.0f, constant = -fmaf(scale, offset, minimum);
+    return Mma<D>::pack(fmaf(scale, D::load((u16)codes), constant), fmaf(scale, D::load((u16)(codes >> 16)), constant));
 }
 
 // Elements 4 quarter .. 4 quarter + 3 of both halves of a group of 32, rounded to D.
@@ -284,3 +277,45 @@ template <class F, class D> __device__ inline void decoded(const u8* chunk, int 
         out[half] = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
     }
 }
+
+// A whole group of 32, rounded to D.
+template <class F, class D> struct Group {
+    __device__ static void decoded(const u8* chunk, int group, uint4* out) {
+#pragma unroll
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            uint2 parts[2];
+            ::decoded<F, D>(chunk, group, quarter, parts);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) ((uint2*)(out + 2 * half))[quarter] = parts[half];
+        }
+    }
+};
+// E2M1 as bf16 is exact: the bits of four as exponent and mantissa, times a power of two.
+template <> struct Group<MXFP4, BF16> {
+    __device__ static void decoded(const u8* chunk, int group, uint4* out) {
+        const u8* block = chunk + MXFP4::block(group);
+        const u32 exponent = block[0], skew = (u32)((u64)(block + 1) & 3);
+        const u32* words = (const u32*)(block + 1 - skew);
+        u32 word[5];
+#pragma unroll
+        for (int i = 0; i < 5; ++i) word[i] = words[i];
+        u32* pairs = (u32*)out;
+        const u32 factor = (min(exponent, 128u) + 126) * 0x00800080u;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // Bytes 0, 2, 1, 3, so that halves of the word have elements that follow each other.
+            const u32 w = __byte_perm(__funnelshift_r(word[i], word[i + 1], skew * 8), 0, 0x3120);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const u32 bits = (w >> (4 * j) & 0x000f000fu) * 0x1040u & 0x81c081c0u;
+                pairs[(j & 1) * 8 + 2 * i + (j >> 1)] = Half<BF16>::fma(bits, factor, 0x80008000u);
+            }
+        }
+        // A factor that bf16 does not have is two.
+        if (exponent > 128) {
+            const u32 rest = (exponent - 128 + 127) * 0x00800080u;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) pairs[i] = Half<BF16>::fma(pairs[i], rest, 0x80008000u);
+        }
+    }
+};

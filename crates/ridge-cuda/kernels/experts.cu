@@ -1,7 +1,7 @@
 // Around the products of experts: the router's choice, pairs of tokens and experts in the order of experts, and the sum of
 // what experts gave. Nothing is read back to the host. Floor: a launch each.
 // Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION, with TOP_K; or none
-// of them, with D, TOP_K and VECTOR.
+// of them, with D, TOP_K, VECTOR and ADD, 1 where the sum is added to `r`.
 
 #if ROUTER
 #define EACH ((EXPERTS + 31) / 32)
@@ -147,7 +147,7 @@ union Vector { uint4 whole; D::Raw part[16 / sizeof(D::Raw)]; };
 
 extern "C" __global__ __launch_bounds__(256) void expert_combine(
     const D::Raw* __restrict__ y, const int* __restrict__ places, const float* __restrict__ weights,
-    D::Raw* __restrict__ out, Numbers<2> n
+    const D::Raw* __restrict__ r, D::Raw* __restrict__ out, Numbers<2> n
 ) {
     const i64 hidden = n.v[1];
     others_may_begin();
@@ -172,9 +172,15 @@ extern "C" __global__ __launch_bounds__(256) void expert_combine(
             for (int v = 0; v < VECTOR; ++v) sum[v] = fmaf(weight[i], D::load(x.part[v]), sum[v]);
         }
         Vector x;
+        const i64 at = blockIdx.x * hidden + e;
+#if ADD
+        if (VECTOR > 1) x.whole = *(const uint4*)(r + at); else x.part[0] = r[at];
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) sum[v] = D::load(x.part[v]) + D::wrap(sum[v]);
+#endif
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) x.part[v] = D::store(sum[v]);
-        D::Raw* to = out + blockIdx.x * hidden + e;
+        D::Raw* to = out + at;
         if (VECTOR > 1) *(uint4*)to = x.whole; else *to = x.part[0];
     }
 }

@@ -1,7 +1,9 @@
 // Products of groups of rows, each with a weight of its own; where groups begin is read on the device, and no weight of a
 // group without rows is. Rows behind the last group become zeros.
 // Defines: X, W and Y of x, weights and results; GATHERED, 0 or 1: are the rows of x those that `index` names?; BLOCKED, 1 for weights in
-// blocks, which are then bytes, with their FORMAT.
+// blocks, which are then bytes, with their FORMAT; GATED, 1 for two weights, `w` of gates and `other`, whose products are gated.
+
+#define SIDES (GATED ? 2 : 1)
 
 #if TILED
 // Many rows, in 16-bit floats on tensor cores. Floor: the operations over the rate of mma.sync.
@@ -12,7 +14,7 @@
 #define ROWS 64
 #define COLUMNS 64
 #define DEPTH 32
-#define HALF ((ROWS + COLUMNS) * DEPTH * 2)
+#define HALF ((ROWS + SIDES * COLUMNS) * DEPTH * 2)
 #if BLOCKED
 typedef u8 Stored;
 #else
@@ -23,8 +25,11 @@ typedef X::Raw Stored;
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * (DEPTH / 8) + (c ^ (r >> 1 & 3))) * 16; }
 
 extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
-    const X::Raw* __restrict__ x, const Stored* __restrict__ w, const int* __restrict__ offsets,
-    const int* __restrict__ index, X::Raw* __restrict__ y, Numbers<5> n
+    const X::Raw* __restrict__ x, const Stored* __restrict__ w,
+#if GATED
+    const Stored* __restrict__ other,
+#endif
+    const int* __restrict__ offsets, const int* __restrict__ index, X::Raw* __restrict__ y, Numbers<5> n
 ) {
     __shared__ __align__(128) u8 room[2 * HALF];
     others_may_begin();
@@ -63,7 +68,7 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
     // What this thread brings: a chunk of two rows of x and of two of the weight, or a quarter of a group of two columns.
     const int part = threadIdx.x & 3;
     const X::Raw* of_x[2];
-    const Stored* of_w[2];
+    const Stored* of_w[2][SIDES];
     bool real[2][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -74,9 +79,13 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
         of_x[i] = x + (real[i][0] ? row : 0) * depth;
         const i64 of_column = group * columns + (real[i][1] ? column + r : 0);
 #if BLOCKED
-        of_w[i] = w + of_column * (depth * FORMAT::BYTES / 256);
+        const i64 before = of_column * (depth * FORMAT::BYTES / 256);
 #else
-        of_w[i] = w + of_column * depth;
+        const i64 before = of_column * depth;
+#endif
+        of_w[i][0] = w + before;
+#if GATED
+        of_w[i][1] = other + before;
 #endif
     }
     auto fetch = [&](i64 k, int half) {
@@ -86,23 +95,27 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
         for (int i = 0; i < 2; ++i) {
             const u32 to = base + half * HALF + chunk(i * 32 + (threadIdx.x >> 2), part);
             copy_async(to, of_x[i] + (in ? at : 0), in && real[i][0]);
-#if BLOCKED
-            uint2 values[2];
-            decoded<FORMAT, X>(of_w[i] + k / 256 * FORMAT::BYTES, (int)(k / 32 & 7), part, values);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const u32 place = chunk(i * 32 + (threadIdx.x >> 2), 2 * h + part / 2) + part % 2 * 8;
-                *(uint2*)(room + half * HALF + ROWS * DEPTH * 2 + place) = values[h];
-            }
+            for (int side = 0; side < SIDES; ++side) {
+                const u32 place = (ROWS + side * COLUMNS) * DEPTH * 2;
+#if BLOCKED
+                uint2 values[2];
+                decoded<FORMAT, X>(of_w[i][side] + k / 256 * FORMAT::BYTES, (int)(k / 32 & 7), part, values);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const u32 within = chunk(i * 32 + (threadIdx.x >> 2), 2 * h + part / 2) + part % 2 * 8;
+                    *(uint2*)(room + half * HALF + place + within) = values[h];
+                }
 #else
-            copy_async(to + ROWS * DEPTH * 2, of_w[i] + (in ? at : 0), in && real[i][1]);
+                copy_async(to + place, of_w[i][side] + (in ? at : 0), in && real[i][1]);
 #endif
+            }
         }
         copies_end();
     };
     // A warp makes 32 rows by 32 columns.
     const int upper = (warp >> 1) * 32, left = (warp & 1) * 32;
-    float sums[2][4][4] = {};
+    float sums[SIDES][2][4][4] = {};
     fetch(0, 0);
     int half = 0;
     for (i64 k = 0; k < depth; k += DEPTH, half ^= 1) {
@@ -112,17 +125,25 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
         const u32 a_base = base + half * HALF, b_base = a_base + ROWS * DEPTH * 2;
 #pragma unroll
         for (int s = 0; s < DEPTH / 16; ++s) {
-            u32 a[2][4], b[2][4];
+            u32 a[2][4];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                load_matrices(a[i], a_base + chunk(upper + i * 16 + (lane & 15), s * 2 + (lane >> 4)));
-                load_matrices(b[i], b_base + chunk(left + i * 16 + (lane & 7) + (lane >> 4) * 8, s * 2 + (lane >> 3 & 1)));
+            for (int i = 0; i < 2; ++i) load_matrices(a[i], a_base + chunk(upper + i * 16 + (lane & 15), s * 2 + (lane >> 4)));
+#pragma unroll
+            for (int side = 0; side < SIDES; ++side) {
+                u32 b[2][4];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const u32 place = chunk(left + i * 16 + (lane & 7) + (lane >> 4) * 8, s * 2 + (lane >> 3 & 1));
+                    load_matrices(b[i], b_base + side * COLUMNS * DEPTH * 2 + place);
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) {
+                        const u32* of = b[c >> 1] + (c & 1) * 2;
+                        Mma<X>::of(sums[side][i][c], a[i][0], a[i][1], a[i][2], a[i][3], of[0], of[1]);
+                    }
             }
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    Mma<X>::of(sums[i][c], a[i][0], a[i][1], a[i][2], a[i][3], b[c >> 1][(c & 1) * 2], b[c >> 1][(c & 1) * 2 + 1]);
         }
     }
 #pragma unroll
@@ -133,7 +154,12 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
             for (int e = 0; e < 4; ++e) {
                 const i64 row = first + upper + i * 16 + (lane >> 2) + 8 * (e >> 1);
                 const i64 at = column + left + c * 8 + (lane & 3) * 2 + (e & 1);
-                if (row < end && at < columns) y[row * columns + at] = X::store(sums[i][c][e]);
+                if (row >= end || at >= columns) continue;
+#if GATED
+                y[row * columns + at] = X::store(gated<X>(sums[0][i][c][e], sums[1][i][c][e]));
+#else
+                y[row * columns + at] = X::store(sums[0][i][c][e]);
+#endif
             }
 }
 #else
@@ -146,22 +172,14 @@ extern "C" __global__ __launch_bounds__(128) void grouped_tiles(
 // such columns, and elements of a column that share one.
 
 #define ROWS 8
-// The group of this block; false where it has none. Where there are fewer rows than groups, a block has the group whose first row is the one of its
-// number. The last block clears the rows behind the last group.
-__device__ inline bool find_group(
+// As `find_group`, by warps that have a column each; false where there is nothing left to do.
+__device__ inline bool find_group_of_column(
     const int* offsets, int groups, i64 rows, i64 columns, i64 column, Y::Raw* y, int& group
 ) {
-    const int lane = threadIdx.x & 31, last = gridDim.y - 1, number = blockIdx.y;
-    group = number;
-    if (number == last) {
-        for (i64 i = offsets[groups] + lane; i < rows; i += 32) y[i * columns + column] = Y::store(0.0f);
-        return false;
-    }
-    if (last >= groups) return true;
-    int below = 0;
-    for (int g = lane; g < groups; g += 32) below += offsets[g + 1] <= number;
-    group = __reduce_add_sync(0xffffffffu, below);
-    return group < groups && offsets[group] == number;
+    const GroupKind kind = find_group(offsets, groups, group);
+    if (kind == NO_ROWS)
+        for (i64 i = offsets[groups] + (threadIdx.x & 31); i < rows; i += 32) y[i * columns + column] = Y::store(0.0f);
+    return kind == A_GROUP;
 }
 
 // Where ROWS rows of x are, from row `first` of a group on; -1 for those that are not there.
@@ -173,15 +191,17 @@ __device__ inline void find_rows(const int* index, int first, int end, i64 of_x,
     }
 }
 
-// Adds up the lanes' sums of ROWS rows and stores them.
-__device__ inline void store_sums(const float* sums, int first, int end, i64 columns, i64 column, Y::Raw* y) {
+// Adds up the lanes' sums of ROWS rows and stores them, gated if they are of two weights.
+__device__ inline void store_sums(float (*sums)[ROWS], int first, int end, i64 columns, i64 column, Y::Raw* y) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         if (first + r >= end) break;
-        float sum = sums[r];
 #pragma unroll
-        for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        if ((threadIdx.x & 31) == 0) y[(first + r) * columns + column] = Y::store(sum);
+        for (int side = 0; side < SIDES; ++side)
+#pragma unroll
+            for (int step = 16; step > 0; step >>= 1) sums[side][r] += __shfl_xor_sync(0xffffffffu, sums[side][r], step);
+        if ((threadIdx.x & 31) == 0)
+            y[(first + r) * columns + column] = Y::store(GATED ? gated<Y>(sums[0][r], sums[SIDES - 1][r]) : sums[0][r]);
     }
 }
 
@@ -198,40 +218,51 @@ template <class D> __device__ inline void four(const typename D::Raw* from, floa
     for (int e = 0; e < 4; ++e) to[e] = (float)D::load(values.part[e]);
 }
 
+// A quarter of a group, exactly.
+__device__ inline void values_of(const u8* chunk, int group, int quarter, float* values) {
+    u32 codes[4];
+    FORMAT::codes<F16>(chunk, group, quarter, codes);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float scale, minimum;
+        FORMAT::scale(chunk, FORMAT::GROUP == 16 ? group * 2 + half : group, scale, minimum);
+        // Pairs are (0, 2) and (1, 3).
+        const float2 even = pair_of<FORMAT, F16>(codes[2 * half], scale, minimum);
+        const float2 odd = pair_of<FORMAT, F16>(codes[2 * half + 1], scale, minimum);
+        values[4 * half] = even.x;
+        values[4 * half + 1] = odd.x;
+        values[4 * half + 2] = even.y;
+        values[4 * half + 3] = odd.y;
+    }
+}
+
 extern "C" __global__ __launch_bounds__(256, 2) void grouped_blocks(
-    const X::Raw* __restrict__ x, const u8* __restrict__ w, const int* __restrict__ offsets, const int* __restrict__ index,
-    Y::Raw* __restrict__ y, Numbers<5> n
+    const X::Raw* __restrict__ x, const u8* __restrict__ w,
+#if GATED
+    const u8* __restrict__ other,
+#endif
+    const int* __restrict__ offsets, const int* __restrict__ index, Y::Raw* __restrict__ y, Numbers<5> n
 ) {
     const int lane = threadIdx.x & 31, quarter = lane & 3, groups = (int)n.v[2];
     const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     others_may_begin();
     after_others();
     int group;
-    if (column >= columns || !find_group(offsets, groups, n.v[0], columns, column, y, group)) return;
+    if (column >= columns || !find_group_of_column(offsets, groups, n.v[0], columns, column, y, group)) return;
     const int begin = offsets[group], end = offsets[group + 1];
-    const u8* weights = w + (group * columns + column) * (depth * FORMAT::BYTES / 256);
+    const i64 before = (group * columns + column) * (depth * FORMAT::BYTES / 256);
     for (int first = begin; first < end; first += ROWS) {
         int rows[ROWS];
         find_rows(index, first, end, n.v[1], rows);
-        float sums[ROWS] = {};
+        float sums[SIDES][ROWS] = {};
 #pragma unroll 2
         for (i64 k = lane / 4 * 32; k < depth; k += 256) {
-            const u8* chunk = weights + k / 256 * FORMAT::BYTES;
-            u32 codes[4];
-            FORMAT::codes<F16>(chunk, lane >> 2, quarter, codes);
-            float weight[8];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float scale, minimum;
-                FORMAT::scale(chunk, FORMAT::GROUP == 16 ? (lane >> 2) * 2 + half : lane >> 2, scale, minimum);
-                // Pairs are (0, 2) and (1, 3).
-                const float2 even = pair_of<FORMAT, F16>(codes[2 * half], scale, minimum);
-                const float2 odd = pair_of<FORMAT, F16>(codes[2 * half + 1], scale, minimum);
-                weight[4 * half] = even.x;
-                weight[4 * half + 1] = odd.x;
-                weight[4 * half + 2] = even.y;
-                weight[4 * half + 3] = odd.y;
-            }
+            const i64 at = before + k / 256 * FORMAT::BYTES;
+            float weight[SIDES][8];
+            values_of(w + at, lane >> 2, quarter, weight[0]);
+#if GATED
+            values_of(other + at, lane >> 2, quarter, weight[1]);
+#endif
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 if (rows[r] < 0) continue;
@@ -240,7 +271,9 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_blocks(
                 four<X>(from, values);
                 four<X>(from + 16, values + 4);
 #pragma unroll
-                for (int e = 0; e < 8; ++e) sums[r] = fmaf(values[e], weight[e], sums[r]);
+                for (int side = 0; side < SIDES; ++side)
+#pragma unroll
+                    for (int e = 0; e < 8; ++e) sums[side][r] = fmaf(values[e], weight[side][e], sums[side][r]);
             }
         }
         store_sums(sums, first, end, columns, column, y);
@@ -248,7 +281,7 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_blocks(
 }
 #else
 // Vectors that are on their way at a time.
-#define AHEAD (VECTOR >= 16 ? 2 : 4)
+#define AHEAD (VECTOR >= 16 ? 2 / SIDES : 4 / SIDES)
 
 // VECTOR elements, read 16 bytes at a time where they lie so.
 template <class Raw, bool ONCE> union Vector;
@@ -269,7 +302,12 @@ template <class Raw> union Vector<Raw, false> {
 };
 
 extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
-    const X::Raw* __restrict__ x, const W::Raw* __restrict__ w, const float* __restrict__ scales,
+    const X::Raw* __restrict__ x, const W::Raw* __restrict__ w,
+#if GATED
+    const W::Raw* __restrict__ other,
+#else
+    const float* __restrict__ scales,
+#endif
     const int* __restrict__ offsets, const int* __restrict__ index, Y::Raw* __restrict__ y, Numbers<9> n
 ) {
     const int lane = threadIdx.x & 31, groups = (int)n.v[2];
@@ -277,33 +315,42 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
     others_may_begin();
     after_others();
     int group;
-    if (column >= columns || !find_group(offsets, groups, n.v[0], columns, column, y, group)) return;
+    if (column >= columns || !find_group_of_column(offsets, groups, n.v[0], columns, column, y, group)) return;
     const int begin = offsets[group], end = offsets[group + 1];
-    const W::Raw* weights = w + (group * columns + column) * depth;
-    const float* of_column = SCALED ? scales + group * n.v[5] + column / n.v[6] * n.v[7] : scales;
+    const W::Raw* weights[SIDES] = {w + (group * columns + column) * depth};
+#if GATED
+    weights[1] = other + (group * columns + column) * depth;
+#elif SCALED
+    const float* of_column = scales + group * n.v[5] + column / n.v[6] * n.v[7];
+#endif
     for (int first = begin; first < end; first += ROWS) {
         int rows[ROWS];
         find_rows(index, first, end, n.v[1], rows);
-        float sums[ROWS] = {};
+        float sums[SIDES][ROWS] = {};
 #pragma unroll 1
         for (i64 step = lane * VECTOR; step < depth; step += AHEAD * 32 * VECTOR) {
             // Where a lane's part is behind the last element, it reads the first again and adds nothing.
             i64 at[AHEAD];
-            Vector<W::Raw, (VECTOR > 1)> raw[AHEAD];
+            Vector<W::Raw, (VECTOR > 1)> raw[AHEAD][SIDES];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
                 const i64 k = step + u * 32 * VECTOR;
                 at[u] = k < depth ? k : 0;
-                raw[u].read(weights + at[u]);
+#pragma unroll
+                for (int side = 0; side < SIDES; ++side) raw[u][side].read(weights[side] + at[u]);
             }
-            float weight[AHEAD][VECTOR];
+            float weight[AHEAD][SIDES][VECTOR];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u)
 #pragma unroll
-                for (int v = 0; v < VECTOR; ++v) {
-                    weight[u][v] = (float)W::load(raw[u].part[v]);
-                    if (SCALED) weight[u][v] *= of_column[(at[u] + v) / n.v[8]];
-                }
+                for (int side = 0; side < SIDES; ++side)
+#pragma unroll
+                    for (int v = 0; v < VECTOR; ++v) {
+                        weight[u][side][v] = (float)W::load(raw[u][side].part[v]);
+#if SCALED
+                        weight[u][side][v] *= of_column[(at[u] + v) / n.v[8]];
+#endif
+                    }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = rows[r];
@@ -315,7 +362,10 @@ extern "C" __global__ __launch_bounds__(256, 2) void grouped_rows(
                 for (int u = 0; u < AHEAD; ++u) {
                     if (step + u * 32 * VECTOR >= depth) break;
 #pragma unroll
-                    for (int v = 0; v < VECTOR; ++v) sums[r] = fmaf(X::load(values[u].part[v]), weight[u][v], sums[r]);
+                    for (int side = 0; side < SIDES; ++side)
+#pragma unroll
+                        for (int v = 0; v < VECTOR; ++v)
+                            sums[side][r] = fmaf(X::load(values[u].part[v]), weight[u][side][v], sums[side][r]);
                 }
             }
         }

@@ -4,21 +4,23 @@
 // A block makes tiles of ROWS rows of one group by COLUMNS columns, one after another, the tiles of a group's rows next to each other, so
 // that a weight is read from memory once. Copying warps bring slices of DEPTH into a ring of STAGES: rows of x, which may lie anywhere, by
 // copies of 16 bytes, and weights by the copy engine. Weights in blocks come as they are stored, chunks of 256 elements, to a ring of RAW
-// stages, from which a warpgroup decodes them to D into the first ring. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
+// stages, from which DECODERS warpgroups decode them to D into the first ring. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
 // Defines: D, a 16-bit float; GATHERED, 0 or 1: are the rows of x those that `index` names?; CONSUMERS; COLUMNS; STAGES; GROUPS; BLOCKED, 1
-// for weights in blocks, with their FORMAT and RAW.
+// for weights in blocks, with their FORMAT, RAW, DECODERS, warpgroups, and RESIDENT, blocks of a multiprocessor; GATED, 1 for two weights, whose products of a tile are gated: the first half of a tile's
+// columns is of `w`, the gate, and the other of `other`.
 // Numbers: rows, rows of x, columns, depth (a multiple of 8, of the block with blocks). For other architectures it is empty, and is not
 // launched.
 
 #define DEPTH 64
 #define LINE 128
 #define ROWS (64 * CONSUMERS)
+#define SIDES (GATED ? 2 : 1)
+// Columns of a tile's results.
+#define WIDTH (COLUMNS / SIDES)
 #define SLICE_X (ROWS * LINE)
 #define SLICE (SLICE_X + COLUMNS * LINE)
-// Slices of x on their way while later ones are asked for.
-#define LAG (STAGES - 2)
 // Warpgroups before the consumers, warps that copy x, and rows of x that a thread of them copies 16 bytes of.
-#define OTHERS (BLOCKED ? 2 : 1)
+#define OTHERS (BLOCKED ? 1 + DECODERS : 1)
 #define COPYING (BLOCKED ? 2 : 4)
 #define COPIES (ROWS / (4 * COPYING))
 #if !BLOCKED
@@ -26,7 +28,7 @@
 #endif
 
 #if BLOCKED
-#define WEIGHT const u8* __restrict__ w
+#define WEIGHT(w) const u8* __restrict__ w
 #define CHUNK 256
 // 16-byte pieces of a chunk of a column, from the multiple of 16 at or below its address, and bytes from one column to the next: an odd
 // number of pieces puts what the lanes of a warp read at once into different banks.
@@ -36,12 +38,16 @@
 #define ENTRY grouped_blocks_sm90
 #else
 #define ENTRY grouped_sm90
-#define WEIGHT const __grid_constant__ TensorMap w
+#define WEIGHT(w) const __grid_constant__ TensorMap w
 #endif
 
-extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && CONSUMERS == 1 ? 2 : 1) void ENTRY(
-    WEIGHT, const D::Raw* __restrict__ x, const int* __restrict__ offsets,
-    const int* __restrict__ index, D::Raw* __restrict__ y, const Numbers<4> n
+extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RESIDENT : 1) void ENTRY(
+    WEIGHT(w),
+#if GATED
+    WEIGHT(other),
+#endif
+    const D::Raw* __restrict__ x, const int* __restrict__ offsets, const int* __restrict__ index, D::Raw* __restrict__ y,
+    const Numbers<4> n
 ) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ u8 shared[];
@@ -51,23 +57,29 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
     const u32 ring = (shared_address(shared) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
 #if BLOCKED
     const u32 raw = ring + STAGES * SLICE;
+    // The weight of a line of a tile.
+#if GATED
+    auto side_of = [&](int line) { return line < WIDTH ? w : other; };
+#else
+    auto side_of = [&](int) { return w; };
+#endif
 #endif
 #if BLOCKED
     const u32 raw_full = empty + 8 * STAGES, raw_empty = raw_full + 8 * RAW;
 #endif
     const int rows = (int)n.v[0], columns = (int)n.v[2], depth = (int)n.v[3];
-    const int across = (columns + COLUMNS - 1) / COLUMNS, slices = (depth + DEPTH - 1) / DEPTH;
+    const int across = (columns + WIDTH - 1) / WIDTH, slices = (depth + DEPTH - 1) / DEPTH;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            // The copy of the weight or the warps that decode it, and a warp's share of x.
-            barrier_init(full + 8 * s, (BLOCKED ? 4 : 1) + COPYING);
+            // The copy of the weight or the warps that decode it, and a thread's copies of x.
+            barrier_init(full + 8 * s, (BLOCKED ? 4 * DECODERS : 1) + 32 * COPYING);
             barrier_init(empty + 8 * s, 4 * CONSUMERS);
         }
 #if BLOCKED
         for (int s = 0; s < RAW; ++s) {
             barrier_init(raw_full + 8 * s, 64);
-            barrier_init(raw_empty + 8 * s, 4);
+            barrier_init(raw_empty + 8 * s, 4 * DECODERS);
         }
 #endif
         barriers_ready();
@@ -103,22 +115,20 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
         group = low;
         first = offsets[low] + rest % own * ROWS;
         end = min(first + ROWS, offsets[low + 1]);
-        column = rest / own * COLUMNS;
+        column = rest / own * WIDTH;
     };
     if (threadIdx.x < 32 * COPYING) {
 #if !BLOCKED
         if (CONSUMERS > 1) registers_lower<72>();
-        if (threadIdx.x == 0) prefetch_map(&w);
+        if (threadIdx.x == 0) {
+            prefetch_map(&w);
+#if GATED
+            prefetch_map(&other);
+#endif
+        }
 #endif
         const int part = threadIdx.x % 8, line = threadIdx.x / 8;
-        // Slices asked for, and those whose rows of x have been announced.
-        u32 at = 0, told = 0;
-        auto tell = [&]() {
-            stores_before_products();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(full + 8 * (told % STAGES));
-            ++told;
-        };
+        u32 at = 0;
         for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
             int group, first, end, column;
             find(t, group, first, end, column);
@@ -136,6 +146,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
                 if (threadIdx.x == 0) {
                     barrier_expect(full + 8 * stage, COLUMNS * LINE);
                     copy_box(to + SLICE_X, &w, full + 8 * stage, s * DEPTH, group * columns + column);
+#if GATED
+                    copy_box(to + SLICE_X + WIDTH * LINE, &other, full + 8 * stage, s * DEPTH, group * columns + column);
+#endif
                 }
 #endif
                 const bool in = s * DEPTH + part * 8 < depth;
@@ -148,15 +161,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
                         copy_async(to + r * LINE + ((part ^ (r & 7)) * 16), real ? from[i] + s * DEPTH : x, real);
                     }
                 }
-                copies_end();
-                if (at >= LAG) {
-                    copies_wait<LAG>();
-                    tell();
-                }
+                copies_arrive(full + 8 * stage);
             }
         }
         copies_wait<0>();
-        while (told < at) tell();
 #if BLOCKED
     } else if (warpgroup == 0) {
         const int own = threadIdx.x - 32 * COPYING, chunks = (depth + CHUNK - 1) / CHUNK;
@@ -171,19 +179,21 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
                 barrier_wait(raw_empty + 8 * stage, ~(at / RAW) & 1);
                 for (int i = own; i < COLUMNS * PIECES; i += 64) {
                     const int line = i / PIECES, piece = i % PIECES;
-                    const u8* from = w + ((i64)group * columns + min(column + line, columns - 1)) * row_bytes + (i64)c * FORMAT::BYTES;
-                    const u8* here = from - ((u64)from & 15) + 16 * piece;
+                    const u8* from = side_of(line)
+                        + ((i64)group * columns + min(column + line % WIDTH, columns - 1)) * row_bytes + (i64)c * FORMAT::BYTES;
+                    const u8* begin = from - ((u64)from & 15);
                     // Nothing behind the column, which may be the end of the weight, is read.
-                    const int left = (int)(from + bytes - here);
+                    const int left = (int)(from + bytes - begin) - 16 * piece;
                     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                        :: "r"(to + line * STRIDE + 16 * piece), "l"(left > 0 ? here : (const u8*)((u64)from & ~(u64)15)), "r"(min(16, max(left, 0))) : "memory");
+                        :: "r"(to + line * STRIDE + 16 * piece), "l"(left > 0 ? begin + 16 * piece : begin),
+                           "r"(min(16, max(left, 0))) : "memory");
                 }
                 copies_arrive(raw_full + 8 * stage);
             }
         }
         copies_wait<0>();
-    } else if (warpgroup == 1) {
-        const int warp = threadIdx.x / 32 % 4, row = lane / 4, quarter = lane % 4, groups = depth / 32;
+    } else if (warpgroup <= DECODERS) {
+        const int groups = depth / 32, g = threadIdx.x % 2;
         const i64 row_bytes = (i64)depth * FORMAT::BYTES / CHUNK;
         u32 at = 0, chunk_at = 0;
         for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -194,21 +204,22 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
                 const int within = s % (CHUNK / DEPTH);
                 if (within == 0) barrier_wait(raw_full + 8 * from, chunk_at / RAW & 1);
                 barrier_wait(empty + 8 * stage, ~(at / STAGES) & 1);
+                // A thread has one of two groups of a column.
 #pragma unroll
-                for (int i = 0; i < COLUMNS / 32; ++i) {
-                    const int line = warp * (COLUMNS / 4) + 8 * i + row;
+                for (int i = 0; i < COLUMNS / (64 * DECODERS); ++i) {
+                    const int line = i * 64 * DECODERS + (threadIdx.x - 128) / 2;
                     // Where a column begins within 16 bytes.
-                    const u32 place = (u32)(group * columns + min(column + line, columns - 1)) * (u32)row_bytes + s / (CHUNK / DEPTH) * FORMAT::BYTES;
-                    const u8* chunk = shared + (raw - shared_address(shared)) + from * RAW_BYTES + line * STRIDE + ((u32)(u64)w + place & 15);
+                    const u32 place = (u32)(group * columns + min(column + line % WIDTH, columns - 1)) * (u32)row_bytes
+                        + s / (CHUNK / DEPTH) * FORMAT::BYTES;
+                    const u32 skew = (u32)(u64)side_of(line) + place & 15;
+                    const u8* chunk = shared + (raw - shared_address(shared)) + from * RAW_BYTES + line * STRIDE + skew;
+                    uint4 values[4];
+                    Group<FORMAT, D>::decoded(chunk, 2 * within + g, values);
 #pragma unroll
-                    for (int g = 0; g < 2; ++g) {
-                        uint2 values[2] = {};
-                        if (2 * s + g < groups) decoded<FORMAT, D>(chunk, 2 * within + g, quarter, values);
-#pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            const int piece = 4 * g + 2 * half + quarter / 2;
-                            store_shared(to + line * LINE + ((piece ^ row) * 16) + quarter % 2 * 8, values[half]);
-                        }
+                    for (int part = 0; part < 4; ++part) {
+                        // What lies behind the last group is nothing.
+                        if (2 * s + g >= groups) values[part] = make_uint4(0, 0, 0, 0);
+                        store_shared(to + line * LINE + (4 * g + part ^ line & 7) * 16, values[part]);
                     }
                 }
                 stores_before_products();
@@ -232,6 +243,8 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
             for (int s = 0; s < slices; ++s, ++at) {
                 const u32 stage = at % STAGES, from = ring + stage * SLICE;
                 barrier_wait(full + 8 * stage, at / STAGES & 1);
+                // Rows of x were not copied by the copy engine.
+                stores_before_products();
                 const u64 left = swizzled(from + part * 64 * LINE), right = swizzled(from + SLICE_X);
                 products_begin();
 #pragma unroll
@@ -251,9 +264,13 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED && C
                 if (row >= end) continue;
                 D::Raw* to = y + (i64)row * columns;
 #pragma unroll
-                for (int j = 0; j < COLUMNS / 8; ++j) {
-                    const int c = column + 8 * j + 2 * (lane % 4);
-                    const u32 pair = Mma<D>::pack(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+                for (int j = 0; j < WIDTH / 8; ++j) {
+                    const int c = column + 8 * j + 2 * (lane % 4), at = 4 * j + 2 * half;
+#if GATED
+                    const u32 pair = Mma<D>::pack(gated<D>(d[at], d[at + COLUMNS / 4]), gated<D>(d[at + 1], d[at + 1 + COLUMNS / 4]));
+#else
+                    const u32 pair = Mma<D>::pack(d[at], d[at + 1]);
+#endif
                     if (!(columns & 1)) {
                         if (c < columns) *(u32*)(to + c) = pair;
                     } else {

@@ -60,8 +60,8 @@ __device__ inline void load_shared(float* x, u32 from) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
         : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
 }
-__device__ inline void store_shared(u32 to, uint2 x) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" :: "r"(to), "r"(x.x), "r"(x.y) : "memory");
+__device__ inline void store_shared(u32 to, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 // `bytes` (a multiple of 16) from global to shared memory, which arrive at `barrier`.
 __device__ inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {

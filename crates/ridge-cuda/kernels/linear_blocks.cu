@@ -9,6 +9,8 @@
 // them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, the threads
 // among which a norm of the one row is made, 0 for none, with its NORM_TYPE.
 // Numbers: rows, depth (a multiple of 256), then the columns of each weight.
+// With GROUPED 1 (`grouped_blocks_rows`), groups of rows have weights of their own, and rows of x are those that an index names if GATHERED
+// is 1. Its depth is a multiple of 32, and there is neither ONE, ADD, BIAS nor NORM.
 
 #define CHUNK 256
 #define TILES (ROWS / 8)
@@ -19,8 +21,9 @@ struct Pointers { const u8* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[
 // A chunk of a column in a stage: PIECES of 16 bytes from the multiple of 16 at or below its address. An odd number of
 // pieces between columns puts the words that a warp reads at once into different banks.
 template <class F> struct Column {
-    static const bool ALIGNED = F::BYTES % 16 == 0;
-    static const int PIECES = (F::BYTES + (ALIGNED ? 0 : 14) + 15) / 16;
+    // Small blocks of a row that is no multiple of chunks begin at any address.
+    static const bool ALIGNED = F::BYTES % 16 == 0 && !(GROUPED && F::BYTES % 8 == 0);
+    static const int PIECES = (F::BYTES + (ALIGNED ? 0 : GROUPED ? 15 : 14) + 15) / 16;
     static const int STRIDE = (PIECES | 1) * 16;
     __device__ static int skew(const u8* chunk) { return ALIGNED ? 0 : (int)((u64)chunk & 15); }
 };
@@ -34,14 +37,15 @@ __device__ inline void pair_up(uint2 x, u32* b) {
 // Scale and minimum of each group of a chunk of 16 columns, by group and column.
 template <class F> struct Scales { float2 of[CHUNK / F::GROUP][16]; };
 
-template <class F> __device__ inline void sums_of_columns(
-    const D::Raw* x, const NORM_TYPE::Raw* gain, float eps, const u8* const* w, i64 column, i64 columns, int rows,
-    i64 depth, u8* shared, float sums[SIDES][TILES][4]
+// `row_of` gives where rows of x are, once other launches have ended.
+template <class F, class R> __device__ inline void sums_of_columns(
+    const D::Raw* x, R row_of, const NORM_TYPE::Raw* gain, float eps, const u8* const* w, i64 column, i64 columns, i64 depth,
+    u8* shared, float sums[SIDES][TILES][4]
 ) {
     typedef Column<F> C;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
-    const int chunks = (int)(depth / CHUNK), stage_bytes = SIDES * 16 * C::STRIDE;
-    const i64 row_bytes = chunks * (i64)F::BYTES;
+    const int chunks = (int)((depth + CHUNK - 1) / CHUNK), stage_bytes = SIDES * 16 * C::STRIDE;
+    const i64 row_bytes = depth * F::BYTES / CHUNK;
     u8* ring = shared + warp * (STAGES * stage_bytes + SIDES * (int)sizeof(Scales<F>));
     Scales<F>* scales = (Scales<F>*)(ring + STAGES * stage_bytes);
     D::Raw* staged = (D::Raw*)(shared + RING);
@@ -60,9 +64,10 @@ template <class F> __device__ inline void sums_of_columns(
                     const u8* from = chunk_of(s, c, chunk);
                     const u8* at = from - C::skew(from) + 16 * piece;
                     // Nothing behind the chunk, which may be the end of the weight, is read.
-                    const int left = (int)(from + F::BYTES - at);
+                    const int bytes = GROUPED ? min(F::BYTES, (int)(row_bytes - (i64)chunk * F::BYTES)) : F::BYTES;
+                    const int left = (int)(from + bytes - at);
                     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                        :: "r"(to + c * C::STRIDE + 16 * piece), "l"(left > 0 ? at : from),
+                        :: "r"(to + c * C::STRIDE + 16 * piece), "l"(left > 0 ? at : from - C::skew(from)),
                            "r"(C::ALIGNED ? 16 : min(16, max(left, 0))) : "memory");
                 }
             }
@@ -92,7 +97,7 @@ template <class F> __device__ inline void sums_of_columns(
 #endif
     const D::Raw* from[TILES];
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) from[t] = (ONE ? staged : x + (i64)min(row + 8 * t, rows - 1) * depth) + 4 * quarter;
+    for (int t = 0; t < TILES; ++t) from[t] = (ONE ? staged : row_of(row + 8 * t)) + 4 * quarter;
 
     int stage = 0;
     for (int chunk = warp; chunk < chunks; chunk += WARPS) {
@@ -120,6 +125,7 @@ template <class F> __device__ inline void sums_of_columns(
 // More rows take registers that several groups at a time would need.
 #pragma unroll(F::GROUP == 16 || ROWS > 8 ? 2 : ONE ? 8 : 4)
         for (int group = 0; group < CHUNK / 32; ++group) {
+            if (GROUPED && chunk * CHUNK + group * 32 >= depth) break;
             u32 b[TILES][4];
             // Of each group of codes: both sides need them.
             float ones[32 / F::GROUP][TILES][4];
@@ -169,6 +175,77 @@ template <class F> __device__ inline void sums_of_columns(
     }
 }
 
+// The warps' sums, where all can read them.
+__device__ inline void give_sums(float sums[SIDES][TILES][4], float (*parts)[SIDES][16][ROWS + 1]) {
+    const int warp = threadIdx.x >> 5, row = (threadIdx.x & 31) >> 2, quarter = threadIdx.x & 3;
+#pragma unroll
+    for (int s = 0; s < SIDES; ++s)
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                parts[warp][s][row + 8 * (i >> 1)][t * 8 + quarter * 2 + (i & 1)] = sums[s][t][i];
+    __syncthreads();
+}
+
+// The sum over warps of column `c` of row `y`.
+__device__ inline float sum_of(float (*parts)[SIDES][16][ROWS + 1], int side, int c, int y) {
+    float total = 0.0f;
+#pragma unroll
+    for (int part = 0; part < WARPS; ++part) total += parts[part][side][c][y];
+    return total;
+}
+
+#if GROUPED
+// Numbers: rows, rows of x, groups, columns, depth. Of several weights, SWIGLU's, the first is the gate.
+extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void grouped_blocks_rows(
+    const D::Raw* __restrict__ x, const u8* __restrict__ w,
+#if SWIGLU
+    const u8* __restrict__ other,
+#endif
+    const int* __restrict__ offsets, const int* __restrict__ index, D::Raw* __restrict__ y, Numbers<5> n
+) {
+    extern __shared__ uint4 shared[];
+    __shared__ float parts[WARPS][SIDES][16][ROWS + 1];
+    const int groups = (int)n.v[2];
+    const i64 columns = n.v[3], depth = n.v[4], column = (i64)blockIdx.x * 16;
+    others_may_begin();
+    after_others();
+    int group;
+    const GroupKind kind = find_group(offsets, groups, group);
+    if (kind == NO_GROUP) return;
+    if (kind == NO_ROWS) {
+        for (i64 i = offsets[groups] + (threadIdx.x >> 4); i < n.v[0]; i += WARPS * 2)
+            if (column + (threadIdx.x & 15) < columns) y[i * columns + column + (threadIdx.x & 15)] = D::store(0.0f);
+        return;
+    }
+    const i64 before = group * columns * (depth * FORMATS::BYTES / CHUNK);
+    const u8* weights[SIDES] = {w + before};
+#if SWIGLU
+    weights[1] = other + before;
+#endif
+    const int begin = offsets[group], end = offsets[group + 1];
+    for (int first = begin; first < end; first += ROWS) {
+        // Rows that are not there, or not in x, are any row, and zeros in the end.
+        auto place_of = [&](int r) {
+            const int at = first + r < end ? (GATHERED ? index[first + r] : first + r) : -1;
+            return at < n.v[1] ? at : -1;
+        };
+        auto row_of = [&](int r) { return x + max(place_of(r), 0) * depth; };
+        float sums[SIDES][TILES][4] = {};
+        if (n.v[1] > 0) sums_of_columns<FORMATS>(x, row_of, x, 0.0f, weights, column, columns, depth, (u8*)shared, sums);
+        give_sums(sums, parts);
+        for (int i = threadIdx.x; i < 16 * min(ROWS, end - first); i += WARPS * 32) {
+            const int c = i & 15, r = i >> 4;
+            if (column + c >= columns) continue;
+            float value = sum_of(parts, 0, c, r);
+            if (SWIGLU) value = gated<D>(value, sum_of(parts, SIDES - 1, c, r));
+            y[(i64)(first + r) * columns + column + c] = D::store(place_of(r) < 0 ? 0.0f : value);
+        }
+        __syncthreads();
+    }
+}
+#else
 extern "C" __global__ __launch_bounds__(WARPS * 32, ROWS == 8 ? 2 : 1) void linear_blocks(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps,
     Pointers p, Numbers<2 + COUNT> n
@@ -176,9 +253,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, ROWS == 8 ? 2 : 1) void line
     extern __shared__ uint4 shared[];
     __shared__ float parts[WARPS][SIDES][16][ROWS + 1];
     const int formats[] = {FORMATS};
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
     const int rows = (int)n.v[0];
     const i64 depth = n.v[1];
+    auto row_of = [&](int r) { return x + (i64)min(r, rows - 1) * depth; };
     // Which weight, and which tile of its columns.
     i64 tile = blockIdx.x, columns = n.v[2];
     const u8* w[SIDES] = {p.weight[0]};
@@ -202,35 +279,19 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, ROWS == 8 ? 2 : 1) void line
     float sums[SIDES][TILES][4] = {};
     switch (format) {
 #define SUMS(i, F) \
-    case i: sums_of_columns<F>(x, gain, eps, w, column, columns, rows, depth, (u8*)shared, sums); break;
+    case i: sums_of_columns<F>(x, row_of, gain, eps, w, column, columns, depth, (u8*)shared, sums); break;
         EACH_FORMAT(SUMS)
     }
-#pragma unroll
-    for (int s = 0; s < SIDES; ++s)
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                parts[warp][s][row + 8 * (i >> 1)][t * 8 + quarter * 2 + (i & 1)] = sums[s][t][i];
-    __syncthreads();
+    give_sums(sums, parts);
     for (int i = threadIdx.x; i < 16 * rows; i += WARPS * 32) {
         const int c = i & 15, y = i >> 4;
         if (column + c >= columns) continue;
-        float total[SIDES];
-#pragma unroll
-        for (int s = 0; s < SIDES; ++s) {
-            total[s] = 0.0f;
-#pragma unroll
-            for (int part = 0; part < WARPS; ++part) total[s] += parts[part][s][c][y];
-        }
         const i64 place = (i64)y * columns + column + c;
-        float value = total[0];
+        float value = sum_of(parts, 0, c, y);
         if (BIAS) value = value + at<BIAS_TYPE>(bias, column + c);
-        if (SWIGLU) {
-            const float gate = D::wrap(value), up = D::wrap(total[SIDES - 1]);
-            value = gate * op_sigmoid(gate) * up;
-        }
+        if (SWIGLU) value = gated<D>(value, sum_of(parts, SIDES - 1, c, y));
         if (ADD) value = D::load(r[place]) + D::wrap(value);
         out[place] = D::store(value);
     }
 }
+#endif

@@ -224,10 +224,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void linear_rows(
         const i64 place = (i64)y * columns + column + c;
         float value = total[0];
         if (BIAS) value = value + at<BIAS_TYPE>(bias, column + c);
-        if (SWIGLU) {
-            const float gate = D::wrap(value), up = D::wrap(total[SIDES - 1]);
-            value = gate * op_sigmoid(gate) * up;
-        }
+        if (SWIGLU) value = gated<D>(value, total[SIDES - 1]);
         if (ADD) value = D::load(r[place]) + D::wrap(value);
         out[place] = D::store(value);
     }

@@ -210,6 +210,11 @@ __device__ inline float op_cos(float x) { return cosf(x); }
 __device__ inline float op_tanh(float x) { return tanhf(x); }
 __device__ inline float op_erf(float x) { return erff(x); }
 __device__ inline float op_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// SwiGLU of sums that are rounded to D first.
+template <class D> __device__ inline float gated(float gate, float up) {
+    const float opened = D::wrap(gate);
+    return opened * op_sigmoid(opened) * D::wrap(up);
+}
 __device__ inline float op_floor(float x) { return floorf(x); }
 __device__ inline float op_add(float a, float b) { return a + b; }
 __device__ inline float op_sub(float a, float b) { return a - b; }

@@ -4,10 +4,28 @@
 // of the cache, BLOCK, the tokens of one of its blocks, and SIDES, 2 or 1: with one there is no v.
 // Numbers: tokens, heads, slots of the cache.
 
+#if NORM
+// The factors of heads first .. end of the token at `x`, a warp each; given to all.
+__device__ inline void units_of(const D::Raw* x, int first, int end, float eps, float* unit) {
+    const int lane = threadIdx.x & 31;
+    for (int head = first + (threadIdx.x >> 5); head < end; head += blockDim.x >> 5) {
+        float square = 0.0f;
+        for (int e = lane; e < DIM; e += 32) square += D::load(x[head * DIM + e]) * D::load(x[head * DIM + e]);
+        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+        if (lane == 0) unit[head - first] = op_rsqrt(square / (float)DIM + eps);
+    }
+    __syncthreads();
+}
+#endif
+
 #if WRITE
 extern "C" __global__ __launch_bounds__(256) void kv_write(
     CACHE::Raw* __restrict__ cache, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v,
-    const int* __restrict__ positions, const int* __restrict__ slots, Numbers<3> n
+    const int* __restrict__ positions, const int* __restrict__ slots,
+#if NORM
+    const NORM_TYPE::Raw* __restrict__ gain, float eps,
+#endif
+    Numbers<3> n
 ) {
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
     others_may_begin();
@@ -21,18 +39,31 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
 #if PAIRS
     angles(positions[token], cosine, sine);
 #endif
-    const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * SIDES * side + (slot % BLOCK) * DIM;
     const int start = blockIdx.y * HEADS * DIM, end = min(start + HEADS * DIM, heads * DIM);
+#if NORM
+    __shared__ float unit[HEADS];
+    units_of(k + (i64)token * heads * DIM, start / DIM, end / DIM, eps, unit);
+#endif
+    const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * SIDES * side + (slot % BLOCK) * DIM;
     for (int i = start + threadIdx.x; i < end; i += blockDim.x) {
         const int head = i / DIM, e = i % DIM;
         const i64 from = (i64)token * heads * DIM + head * DIM, to = base + (i64)head * BLOCK * DIM + e;
-        cache[to] = CACHE::store(D::wrap(rotated(k + from, e, cosine, sine)));
+#if NORM
+        const Head of = {k + from, gain, unit[head - start / DIM]};
+#else
+        const Head of = {k + from};
+#endif
+        cache[to] = CACHE::store(D::wrap(rotated(of, e, cosine, sine)));
         if (SIDES > 1) cache[side + to] = CACHE::store(D::load(v[from + e]));
     }
 }
 #else
 extern "C" __global__ __launch_bounds__(256) void rope(
-    const D::Raw* __restrict__ x, const int* __restrict__ positions, D::Raw* __restrict__ out, Numbers<2> n
+    const D::Raw* __restrict__ x, const int* __restrict__ positions, D::Raw* __restrict__ out,
+#if NORM
+    const NORM_TYPE::Raw* __restrict__ gain, float eps,
+#endif
+    Numbers<2> n
 ) {
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
     others_may_begin();
@@ -40,9 +71,18 @@ extern "C" __global__ __launch_bounds__(256) void rope(
     const int token = blockIdx.x, heads = (int)n.v[1];
     angles(positions[token], cosine, sine);
     const int first = blockIdx.y * HEADS * DIM, end = min(first + HEADS * DIM, heads * DIM);
+#if NORM
+    __shared__ float unit[HEADS];
+    units_of(x + (i64)token * heads * DIM, first / DIM, end / DIM, eps, unit);
+#endif
     for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         const i64 from = (i64)token * heads * DIM + i / DIM * DIM;
-        out[from + i % DIM] = D::store(rotated(x + from, i % DIM, cosine, sine));
+#if NORM
+        const Head of = {x + from, gain, unit[(i - first) / DIM]};
+#else
+        const Head of = {x + from};
+#endif
+        out[from + i % DIM] = D::store(rotated(of, i % DIM, cosine, sine));
     }
 }
 #endif

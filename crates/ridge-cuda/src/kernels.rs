@@ -33,7 +33,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 28] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 31] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -45,12 +45,15 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 28] = [
     attention_training::TRAINING,
     convolution::CAUSAL,
     experts::EXPERTS,
+    grouped_linear::BLOCKS,
+    grouped_linear::HOPPER_BLOCKS,
     grouped_linear::ROWS,
     grouped_linear::HOPPER,
     grouped_linear::TILES,
     linear::AFTER,
     linear::ROWS,
     linear_blocks::DECODE,
+    linear_blocks::GROUPS,
     linear_blocks::ROWS,
     linear_scaled::SCALED,
     norm::NORM,

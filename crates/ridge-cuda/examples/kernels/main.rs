@@ -84,6 +84,8 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         cases::quantised(),
         cases::codes_by_rows(),
         cases::blocks(),
+        cases::experts(),
+        cases::cache_writes(),
         cases::attentions(),
     ];
     let training = [training::attentions(), training::gradients()];

@@ -2,7 +2,7 @@
 //! tokens that a step has few of a sequence; elsewhere `kernels/attention_tiles.cu` takes steps of prompts.
 //! `kernels/attention_latent.cu` is for caches of latents on Hopper, and `kernels/attention.cu` for any dtype and head size.
 
-use ridge_graph::ops::{PagedAttention, Rope};
+use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
 use ridge_graph::{DType, Function, Sym};
 
 use super::entry::CudaKernelEntry;
@@ -41,6 +41,12 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             "rope_attention",
             "attention(rope(q, positions), kv, block_table, seq_ids, positions)",
             |body| supports(body, 2, false),
+            make,
+        ),
+        entry(
+            "norm_rope_attention",
+            "attention(rope(rms_norm(q, w), positions), kv, block_table, seq_ids, positions)",
+            |body| supports(body, 3, false),
             make,
         ),
         entry(
@@ -109,7 +115,9 @@ struct AttentionCall<'a> {
     op: &'a PagedAttention,
     /// What is done to q on the way.
     rope: Option<&'a Rope>,
-    /// The first input after q and its positions: cache, block table, rows of it, positions.
+    /// Is q normed before that, by input 1?
+    normed: bool,
+    /// The first input after q, what it is normed with and its positions: cache, block table, rows of it, positions.
     first: usize,
     tokens: usize,
     heads: usize,
@@ -217,7 +225,7 @@ impl AttentionCall<'_> {
         set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024);
         kernel.actions.extend(tiles.actions);
         if mixed {
-            let singles = self.decode(q, None, kernel.scratch, few)?;
+            let singles = self.decode(spec, q, None, kernel.scratch, few)?;
             kernel.actions.extend(singles.actions);
             kernel.scratch = singles.scratch;
         }
@@ -228,18 +236,25 @@ impl AttentionCall<'_> {
     fn decode_all(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         // The widest heads leave no registers for a rotation on the way.
         if self.dim <= 192 {
-            return self.decode(OperandSlot::Input(0), self.rope, 0, 0);
+            return self.decode(spec, OperandSlot::Input(0), self.rope, 0, 0);
         }
         let (mut kernel, q) = self.rotated(spec)?;
-        let decode = self.decode(q, None, kernel.scratch, 0)?;
+        let decode = self.decode(spec, q, None, kernel.scratch, 0)?;
         kernel.actions.extend(decode.actions);
         kernel.scratch = decode.scratch;
         Ok(kernel)
     }
 
     /// On tensor cores, each token for itself: those of runs of fewer than `few` tokens of a sequence, or all where `few` is 0.
-    /// q is rotated by `rope` on the way. Scratch memory is taken behind the first `used` bytes.
-    fn decode(&self, q: OperandSlot, rope: Option<&Rope>, used: usize, few: usize) -> Result<CudaKernel, String> {
+    /// q is rotated by `rope` on the way, after its norm. Scratch memory is taken behind the first `used` bytes.
+    fn decode(
+        &self,
+        spec: &CudaKernelSpec<'_>,
+        q: OperandSlot,
+        rope: Option<&Rope>,
+        used: usize,
+        few: usize,
+    ) -> Result<CudaKernel, String> {
         if self.tokens == 0 {
             return Ok(CudaKernel::default());
         }
@@ -252,6 +267,9 @@ impl AttentionCall<'_> {
         let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { DECODE_BLOCKS };
         let mut defines = self.defines();
         defines.extend(rope::rotation(rope));
+        let normed = rope.is_some() && self.normed;
+        let (norm, gain) = if normed { rope::head_norm(spec, 1) } else { rope::no_norm() };
+        defines.extend(norm.map(|(name, value)| (name, value.to_owned())));
         defines.extend([
             ("HEADS", heads.to_string()),
             ("FEW", few.to_string()),
@@ -264,7 +282,9 @@ impl AttentionCall<'_> {
         let mut args = self.inputs(q);
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         let counters = LaunchArg::Pointer(OperandSlot::Zeros, 0);
-        args.extend([output(0), scratch, counters, LaunchArg::Float(self.op.scale as f32), n]);
+        args.extend([output(0), scratch, counters, LaunchArg::Float(self.op.scale as f32)]);
+        args.extend(gain);
+        args.push(n);
         let source = source("attention_decode", &defines, &DECODE);
         let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
         // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks.
@@ -364,7 +384,12 @@ impl AttentionCall<'_> {
     }
 
     /// Each token for itself, in any dtype.
-    fn tokens(&self) -> Result<CudaKernel, String> {
+    fn tokens(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+        // A norm is not made on the way.
+        let (mut kernel, q, rope) = match self.rope.filter(|_| !self.normed) {
+            Some(rope) => (CudaKernel::default(), OperandSlot::Input(0), Some(rope)),
+            None => self.rotated(spec).map(|(kernel, q)| (kernel, q, None))?,
+        };
         let share = self.heads / self.keys;
         let [_, lanes] = self.lanes();
         // Shared memory holds the values of all groups: 36 kB at most.
@@ -377,12 +402,14 @@ impl AttentionCall<'_> {
         let visible = (self.columns * self.block).min(self.op.window.unwrap_or(usize::MAX));
         let spans = spans(self.tokens * self.keys * parts, visible);
         let mut defines = self.defines();
-        defines.extend(rope::rotation(self.rope));
+        defines.extend(rope::rotation(rope));
+        defines.extend(rope::no_norm().0.map(|(name, value)| (name, value.to_owned())));
         defines.push(("HEADS", held.to_string()));
         let source = source("attention", &[&defines[..], &self.of_spans(0)].concat(), &ATTENTION);
         let across = [self.tokens, self.keys * parts];
-        let kernel = self.in_spans(source, OperandSlot::Input(0), 0, across, spans)?;
-        self.join(kernel, 0, spans, &defines)
+        let used = kernel.scratch.next_multiple_of(16);
+        kernel.actions.extend(self.in_spans(source, q, used, across, spans)?.actions);
+        self.join(kernel, used, spans, &defines)
     }
 }
 
@@ -401,7 +428,8 @@ fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
     let rope = spec.composite::<Rope>();
-    let first = if rope.is_some() { 2 } else { 1 };
+    let normed = spec.composite::<RmsNorm>().is_some();
+    let first = 1 + usize::from(rope.is_some()) + usize::from(normed);
     let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
     let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
         return Err("q must have three axes and the cache five".into());
@@ -409,6 +437,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let call = AttentionCall {
         op,
         rope,
+        normed,
         first,
         tokens: *tokens,
         heads: *heads,
@@ -422,7 +451,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         dtype: q.dtype,
     };
     if call.fits_latent() {
-        let (there, elsewhere) = (call.latent(spec)?, call.tokens()?);
+        let (there, elsewhere) = (call.latent(spec)?, call.tokens(spec)?);
         return Ok(CudaKernel {
             scratch: there.scratch.max(elsewhere.scratch),
             actions: vec![DeviceAction::ByArch {
@@ -442,7 +471,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     } else if decodes(DECODE_TOKENS) {
         call.decode_all(spec)?
     } else {
-        call.tokens()?
+        call.tokens(spec)?
     };
     // A step that gives as many rows of logits as it has tokens is one of single tokens.
     let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= *tokens);

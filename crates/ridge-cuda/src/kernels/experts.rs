@@ -1,7 +1,7 @@
 //! Around the products of experts: `kernels/experts.cu`.
 
-use ridge_graph::ops::{ExpertPermutation, MoeRouter};
-use ridge_graph::{DType, Dim, Function};
+use ridge_graph::ops::{ExpertCombine, ExpertPermutation, MoeRouter};
+use ridge_graph::{DType, Dim, Function, Op};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
@@ -15,7 +15,10 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         CudaKernelEntry::new("moe_router", "moe_router(logits)", chooses, router),
         CudaKernelEntry::new("moe_router_biased", "moe_router(logits, bias)", chooses, router),
         CudaKernelEntry::new("expert_permutation", "expert_permutation(ids, seq_ids)", |_| true, permutation),
-        CudaKernelEntry::new("expert_combine", "expert_combine(y, places, weights)", |_| true, combine),
+        CudaKernelEntry::new("expert_combine", "expert_combine(y, places, weights)", |_| true, |s| combine(s, None)),
+        CudaKernelEntry::new("expert_combine_add", "add(r, expert_combine(y, places, weights))", adds, |s| {
+            combine(s, Some(0))
+        }),
     ]
 }
 
@@ -64,13 +67,27 @@ fn permutation(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     grid(source, [op.experts + 1, 1, 1], 256, args)
 }
 
-fn combine(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let (y, places) = (&spec.inputs[0], &spec.inputs[1]);
+/// What is added is of the type of the sum, and stays so.
+fn adds(body: &Function) -> bool {
+    let r = &body.args[0].ty;
+    let is_combine = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<ExpertCombine>().is_some());
+    let combined = body.nodes.iter().find(|n| is_combine(&n.op));
+    *r == *body.ty(body.outputs[0].var) && combined.is_some_and(|n| n.outputs[0] == *r)
+}
+
+/// Sums of experts, added to input `residual` if there is one.
+fn combine(spec: &CudaKernelSpec<'_>, residual: Option<usize>) -> Result<CudaKernel, String> {
+    let first = residual.map_or(0, |residual| residual + 1);
+    let (y, places) = (&spec.inputs[first], &spec.inputs[first + 1]);
     let [tokens, top_k] = [places.shape[0], places.shape[1]];
     let vector = if (y.shape[1] * y.dtype.size_bytes()).is_multiple_of(16) { 16 / y.dtype.size_bytes() } else { 1 };
     let [top_k_text, vector_text] = [top_k, vector].map(|n| n.to_string());
-    let defines = [("D", name(y.dtype)), ("TOP_K", &*top_k_text), ("VECTOR", &*vector_text)];
-    let args = vec![input(0), input(1), input(2), output(0), numbers(&[y.shape[0], y.shape[1]])];
+    let defines =
+        [("D", name(y.dtype)), ("TOP_K", &*top_k_text), ("VECTOR", &*vector_text), ("ADD", flag(residual.is_some()))];
+    let [y_at, places_at, weights_at] = [first, first + 1, first + 2].map(input);
+    // Where nothing is added, any address will do.
+    let r = input(residual.unwrap_or(first));
+    let args = vec![y_at, places_at, weights_at, r, output(0), numbers(&[y.shape[0], y.shape[1]])];
     let blocks = if y.shape[1] == 0 { 0 } else { tokens };
     // A thread a vector, as far as that goes.
     let threads = y.shape[1].div_ceil(vector).next_multiple_of(32).clamp(32, 256);

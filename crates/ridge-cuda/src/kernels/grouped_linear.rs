@@ -4,8 +4,9 @@ use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::GroupedLinear;
 use ridge_graph::{DType, Function};
 
+use super::attention::set_shared;
 use super::entry::CudaKernelEntry;
-use super::linear_blocks::BlockText;
+use super::linear_blocks::{self, BlockText};
 use super::quantize::scaled;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
@@ -13,17 +14,24 @@ use crate::kernel::{
     name, numbers, output,
 };
 
-pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).early_launch();
+pub(super) const ROWS: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/groups.cuh"), include_str!("../../kernels/grouped_linear.cu")))
+        .early_launch();
 pub(super) const TILES: KernelText<'_> =
-    KernelText::new(include_str!("../../kernels/grouped_linear.cu")).with_tiles().early_launch();
+    KernelText::new(concat!(include_str!("../../kernels/groups.cuh"), include_str!("../../kernels/grouped_linear.cu")))
+        .with_tiles()
+        .early_launch();
 pub(super) const HOPPER: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/grouped_sm90.cu")).with_hopper().early_launch();
 /// The same for weights in blocks.
-const BLOCKS: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/grouped_linear.cu")))
-        .with_tiles()
-        .early_launch();
-const HOPPER_BLOCKS: KernelText<'_> =
+pub(super) const BLOCKS: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/blocks.cuh"),
+    include_str!("../../kernels/groups.cuh"),
+    include_str!("../../kernels/grouped_linear.cu")
+))
+.with_tiles()
+.early_launch();
+pub(super) const HOPPER_BLOCKS: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/grouped_sm90.cu")))
         .with_hopper()
         .early_launch();
@@ -32,6 +40,12 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let entries = [
         CudaKernelEntry::new("grouped_linear", "grouped_linear(x, w, offsets)", supports, make),
         CudaKernelEntry::new("grouped_linear_rows", "grouped_linear(x, w, offsets, rows)", supports, make),
+        CudaKernelEntry::new(
+            "grouped_linear_swiglu",
+            "swiglu(grouped_linear(x, g, offsets, rows), grouped_linear(x, u, offsets, rows))",
+            gates,
+            make,
+        ),
     ];
     // Few rows are streamed, many go by tiles: their sums are in other orders.
     entries.map(CudaKernelEntry::numerics_by_extents).into()
@@ -44,32 +58,46 @@ fn supports(body: &Function) -> bool {
     w.format.is_none() || scaled(w).is_some() || (blocks.is_some() && x.dtype.size_bytes() >= 2)
 }
 
+/// Gates and what they are multiplied with are of one type, without scales.
+fn gates(body: &Function) -> bool {
+    let (gate, up) = (&body.args[1].ty, &body.args[GATED_WEIGHT].ty);
+    supports(body) && gate == up && scaled(gate).is_none()
+}
+
+/// The input that is the second weight of a gated pair: each place of the pattern's text is an input.
+const GATED_WEIGHT: usize = 5;
+
 /// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
 const TILE: usize = 64;
 /// Rows up to which weights are streamed whatever the number of groups, and rows of a group up to which they are.
 const FEW_ROWS: usize = 32;
 const FEW_ROWS_OF_GROUP: usize = 4;
 
-/// How the kernel for Hopper divides its work: `CONSUMERS`, `COLUMNS`, `STAGES` and `RAW` of its text, and blocks of a multiprocessor.
+/// How the kernel for Hopper divides its work: `CONSUMERS`, `COLUMNS`, `STAGES`, `RAW` and `DECODERS` of its text, and blocks of a
+/// multiprocessor.
 #[derive(Clone, Copy)]
 struct Tiling {
     consumers: usize,
     columns: usize,
     stages: usize,
     raw: usize,
+    decoders: usize,
     per_processor: usize,
 }
 
 /// For weights that are read for few rows: much of them is on its way at a time.
-const STREAMING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, raw: 0, per_processor: 2 };
+const STREAMING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, raw: 0, decoders: 0, per_processor: 2 };
 /// For many rows of each group: operands are read from L2 as few times as can be.
-const MULTIPLYING: Tiling = Tiling { consumers: 2, columns: 256, stages: 4, raw: 0, per_processor: 1 };
+const MULTIPLYING: Tiling = Tiling { consumers: 2, columns: 256, stages: 4, raw: 0, decoders: 0, per_processor: 1 };
 /// Rows of a group, on average, from which on a tile of two consumers has few that are not there.
 const MANY_ROWS_OF_GROUP: usize = 96;
-/// The same for weights in blocks. Here rows of x are what is read again and again.
-const STREAMING_BLOCKS: Tiling = Tiling { consumers: 1, columns: 64, stages: 3, raw: 3, per_processor: 2 };
-const MULTIPLYING_BLOCKS: Tiling = Tiling { consumers: 2, columns: 128, stages: 4, raw: 2, per_processor: 1 };
-const MANY_ROWS_OF_BLOCKS: usize = 24;
+/// The same for weights in blocks, whose decoding takes as long as their products, and rows of a group, on average, from which on two
+/// consumers share it.
+const DECODING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, raw: 2, decoders: 2, per_processor: 1 };
+const DECODING_MANY: Tiling = Tiling { consumers: 2, columns: 128, stages: 4, raw: 2, decoders: 1, per_processor: 1 };
+const MANY_ROWS_OF_BLOCKS: usize = 96;
+/// Rows of a group, on average, up to which weights in blocks are streamed.
+const FEW_ROWS_OF_BLOCKS: usize = 8;
 /// Columns of a slice of depth.
 const SLICE: usize = 64;
 
@@ -81,33 +109,43 @@ impl Tiling {
         self.stages * (64 * self.consumers + self.columns) * SLICE * 2 + self.raw * self.columns * chunk + 1024
     }
 
-    /// The launch over so many rows, of groups' weights `w`.
-    fn launch(self, rows: usize, x: &CudaOperand, w: &CudaOperand, gathered: bool) -> DeviceAction {
+    /// The launch over so many rows, of groups' weights `w`, two of which are gated.
+    fn launch(self, rows: usize, x: &CudaOperand, w: &CudaOperand, gathered: bool, gated: bool) -> DeviceAction {
         let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
         let blocks = w.format.as_ref().and_then(BlockText::find);
-        let texts = [self.consumers, self.columns, self.stages, groups, self.raw].map(|n| n.to_string());
-        let names = ["CONSUMERS", "COLUMNS", "STAGES", "GROUPS", "RAW"];
+        let numbers_of_text =
+            [self.consumers, self.columns, self.stages, groups, self.raw, self.decoders, self.per_processor];
+        let texts = numbers_of_text.map(|n| n.to_string());
+        let names = ["CONSUMERS", "COLUMNS", "STAGES", "GROUPS", "RAW", "DECODERS", "RESIDENT"];
         let mut defines = vec![("D", name(x.dtype)), ("GATHERED", flag(gathered)), ("BLOCKED", flag(blocks.is_some()))];
+        defines.push(("GATED", flag(gated)));
         defines.extend(names.into_iter().zip(texts.iter().map(String::as_str)));
         defines.extend(blocks.map(of_blocks).into_iter().flatten());
-        let matrix = LaunchArg::Matrix {
-            at: (OperandSlot::Input(1), 0),
-            dtype: w.dtype,
-            extents: [groups * columns, depth],
-            tile: [self.columns, SLICE],
+        // In shared memory there are words behind a chunk.
+        defines.push(("SLACK", "1"));
+        let sides = if gated { 2 } else { 1 };
+        let weight = |slot| match blocks {
+            Some(_) => input(slot),
+            None => LaunchArg::Matrix {
+                at: (OperandSlot::Input(slot), 0),
+                dtype: w.dtype,
+                extents: [groups * columns, depth],
+                tile: [self.columns / sides, SLICE],
+            },
         };
-        let weights = if blocks.is_some() { input(1) } else { matrix };
+        let mut args: Vec<LaunchArg> = [1, GATED_WEIGHT].into_iter().take(sides).map(weight).collect();
         let (entry, text) =
             if blocks.is_some() { ("grouped_blocks_sm90", &HOPPER_BLOCKS) } else { ("grouped_sm90", &HOPPER) };
         let index = input(if gathered { 3 } else { 2 });
         // Each group may end with a tile that is not full.
-        let tiles = (rows.div_ceil(64 * self.consumers) + groups) * columns.div_ceil(self.columns);
+        let tiles = (rows.div_ceil(64 * self.consumers) + groups) * columns.div_ceil(self.columns / sides);
+        args.extend([input(0), input(2), index, output(0), numbers(&[rows, x.shape[0], columns, depth])]);
         DeviceAction::Launch {
             source: CudaSource::new(entry, &defines, text),
             grid: [tiles.min(PROCESSORS * self.per_processor) as u32, 1, 1],
-            threads: 128 * (self.consumers as u32 + if blocks.is_some() { 2 } else { 1 }),
+            threads: 128 * (self.consumers + 1 + self.decoders) as u32,
             shared: self.shared(blocks) as u32,
-            args: vec![weights, input(0), input(2), index, output(0), numbers(&[rows, x.shape[0], columns, depth])],
+            args,
             prefetched: Vec::new(),
         }
     }
@@ -138,6 +176,7 @@ fn scales(format: ScaledFormat, columns: usize, depth: usize) -> [usize; 4] {
 
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let gathered = spec.composite::<GroupedLinear>().ok_or("no grouped_linear in the group")?.gathered;
+    let gated = spec.inputs.len() > GATED_WEIGHT;
     let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
     let [groups, _, depth] = w.shape[..] else { return Err("a weight is no stack of matrices".into()) };
     let rows = y.shape[0];
@@ -149,23 +188,65 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         && (blocks.is_some() || (w.dtype == x.dtype && w.format.is_none()))
         && depth.is_multiple_of(8)
         && depth > 0;
-    let others = for_all(spec, gathered, half, blocks)?;
+    let others = for_all(spec, [gathered, gated], half, blocks)?;
     let tiling = match blocks {
         _ if !half => return Ok(others),
-        Some(_) if rows >= MANY_ROWS_OF_BLOCKS * groups => MULTIPLYING_BLOCKS,
-        Some(_) => STREAMING_BLOCKS,
+        Some(blocks) if rows <= FEW_ROWS_OF_BLOCKS * groups => return streamed_blocks(spec, [gathered, gated], blocks),
+        Some(_) if rows >= MANY_ROWS_OF_BLOCKS * groups => DECODING_MANY,
+        Some(_) => DECODING,
         None if rows <= FEW_ROWS => return Ok(others),
         None if rows >= MANY_ROWS_OF_GROUP * groups => MULTIPLYING,
         None => STREAMING,
     };
-    let actions = vec![tiling.launch(rows, x, w, gathered)];
+    let actions = vec![tiling.launch(rows, x, w, gathered, gated)];
     Ok(DeviceAction::ByArch { arch: "sm_90a", actions, otherwise: others.actions }.into())
+}
+
+/// Weights in blocks for few rows of a group, read once for eight of them: `kernels/linear_blocks.cu`.
+fn streamed_blocks(
+    spec: &CudaKernelSpec<'_>,
+    [gathered, gated]: [bool; 2],
+    blocks: BlockText,
+) -> Result<CudaKernel, String> {
+    const WARPS: usize = 4;
+    const STAGES: usize = 2;
+    let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
+    let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
+    let rows = y.shape[0];
+    let sides = if gated { 2 } else { 1 };
+    let defines = [
+        ("GROUPED", "1"),
+        ("D", name(x.dtype)),
+        ("GATHERED", flag(gathered)),
+        ("SWIGLU", flag(gated)),
+        ("ROWS", "8"),
+        ("WARPS", &*WARPS.to_string()),
+        ("STAGES", &*STAGES.to_string()),
+        ("FORMATS", blocks.name),
+        ("ANYWHERE", "1"),
+        ("SLACK", "1"),
+        // What only one weight for all rows has.
+        ("ONE", "0"),
+        ("NORM", "0"),
+        ("NORM_TYPE", "D"),
+        ("RING", "0"),
+        ("COUNT", "1"),
+    ];
+    let index = input(if gathered { 3 } else { 2 });
+    let weights = [1, GATED_WEIGHT].into_iter().take(sides).map(input);
+    let n = numbers(&[rows, x.shape[0], groups, columns, depth]);
+    let args = std::iter::once(input(0)).chain(weights).chain([input(2), index, output(0), n]).collect();
+    let source = CudaSource::new("grouped_blocks_rows", &defines, &linear_blocks::GROUPS);
+    let tiles = [columns.div_ceil(16), groups.min(rows) + 1, 1];
+    let mut kernel = grid(source, tiles, 32 * WARPS as u32, args)?;
+    set_shared(&mut kernel, sides * WARPS * blocks.grouped_ring_bytes(STAGES));
+    Ok(kernel)
 }
 
 /// The kernel for every architecture; `half` says whether tensor cores can multiply x and w, which may be in blocks.
 fn for_all(
     spec: &CudaKernelSpec<'_>,
-    gathered: bool,
+    [gathered, gated]: [bool; 2],
     half: bool,
     blocks: Option<BlockText>,
 ) -> Result<CudaKernel, String> {
@@ -175,12 +256,16 @@ fn for_all(
     // Where all rows are in order, any address will do.
     let index = input(if gathered { 3 } else { 2 });
     let extents = [rows, x.shape[0], groups, columns, depth];
-    let blocked = [("BLOCKED", flag(blocks.is_some()))].into_iter().chain(blocks.map(of_blocks).into_iter().flatten());
+    let weights = || [1, GATED_WEIGHT].into_iter().take(if gated { 2 } else { 1 }).map(input);
+    let args_of = |rest: &[LaunchArg]| std::iter::once(input(0)).chain(weights()).chain(rest.iter().cloned()).collect();
+    let blocked = [("GATED", flag(gated)), ("BLOCKED", flag(blocks.is_some()))]
+        .into_iter()
+        .chain(blocks.map(of_blocks).into_iter().flatten());
     let text = |plain| if blocks.is_some() { &BLOCKS } else { plain };
     if half && rows > FEW_ROWS.max(FEW_ROWS_OF_GROUP * groups) {
         let mut defines = vec![("TILED", "1"), ("X", name(x.dtype)), ("GATHERED", flag(gathered))];
         defines.extend(blocked);
-        let args = vec![input(0), input(1), input(2), index, output(0), numbers(&extents)];
+        let args = args_of(&[input(2), index, output(0), numbers(&extents)]);
         // As many tiles as there can be: each group may end with one that is not full, and so may what is behind them.
         let tiles = rows / TILE + groups + 1;
         let source = CudaSource::new("grouped_tiles", &defines, text(&TILES));
@@ -191,7 +276,7 @@ fn for_all(
     if blocks.is_some() {
         let mut defines = vec![("X", name(x.dtype)), ("Y", name(y.dtype)), ("GATHERED", flag(gathered))];
         defines.extend(blocked);
-        let args = vec![input(0), input(1), input(2), index, output(0), numbers(&extents)];
+        let args = args_of(&[input(2), index, output(0), numbers(&extents)]);
         return grid(CudaSource::new("grouped_blocks", &defines, &BLOCKS), tiles, 256, args);
     }
     let format = w.format.as_ref().and_then(|format| format.downcast::<ScaledFormat>().copied());
@@ -204,6 +289,7 @@ fn for_all(
         ("W", name(stored)),
         ("Y", name(y.dtype)),
         ("GATHERED", flag(gathered)),
+        ("GATED", flag(gated)),
         ("BLOCKED", "0"),
         ("VECTOR", &*vector.to_string()),
         ("WIDE", flag(wide)),
@@ -211,14 +297,10 @@ fn for_all(
     ];
     let at_scales = if format.is_some() { w.component_offsets()?[1] } else { 0 };
     let of_scales = format.map_or([0, 1, 0, 1], |format| scales(format, columns, depth));
-    let args = vec![
-        input(0),
-        input(1),
-        LaunchArg::Pointer(OperandSlot::Input(1), at_scales),
-        input(2),
-        index,
-        output(0),
-        numbers(&[&extents[..], &of_scales].concat()),
-    ];
+    let mut rest = vec![input(2), index, output(0), numbers(&[&extents[..], &of_scales].concat())];
+    if !gated {
+        rest.insert(0, LaunchArg::Pointer(OperandSlot::Input(1), at_scales));
+    }
+    let args = args_of(&rest);
     grid(CudaSource::new("grouped_rows", &defines, &ROWS), tiles, 256, args)
 }

@@ -19,6 +19,15 @@ pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
 ))
 .with_tiles()
 .early_launch();
+/// The same for groups of rows.
+pub(super) const GROUPS: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/blocks.cuh"),
+    include_str!("../../kernels/norm.cuh"),
+    include_str!("../../kernels/groups.cuh"),
+    include_str!("../../kernels/linear_blocks.cu")
+))
+.with_tiles()
+.early_launch();
 pub(super) const DECODE: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/decode_blocks.cu")))
         .with_tiles()
@@ -97,6 +106,11 @@ impl BlockText {
         16 * 16 * ((self.bytes + skew).div_ceil(16) | 1)
     }
 
+    /// The same as [`BlockText::ring_bytes`] where columns begin at any address.
+    pub(super) fn grouped_ring_bytes(self, stages: usize) -> usize {
+        stages * 16 * 16 * ((self.bytes + 15).div_ceil(16) | 1) + 16 * 8 * self.scales
+    }
+
     /// Bytes of a warp's ring of so many stages, with the scales of a chunk.
     fn ring_bytes(self, stages: usize) -> usize {
         stages * self.stage_bytes() + 16 * 8 * self.scales
@@ -167,6 +181,7 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
     let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
     let rows = linears.rows.next_power_of_two().max(8);
     let defines = [
+        ("GROUPED", "0"),
         ("D", name(linears.x().dtype)),
         ("ROWS", &*rows.to_string()),
         ("ONE", flag(one)),

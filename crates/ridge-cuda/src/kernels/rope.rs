@@ -1,7 +1,7 @@
 //! Rotations, and what is written to the cache: `kernels/rope.cu`.
 
 use ridge_graph::Function;
-use ridge_graph::ops::Rope;
+use ridge_graph::ops::{RmsNorm, Rope};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
@@ -15,8 +15,15 @@ pub(super) const ROPE: KernelText<'_> =
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
         CudaKernelEntry::new("rope", "rope(x, positions)", |_| true, rope),
+        CudaKernelEntry::new("norm_rope", "rope(rms_norm(x, w), positions)", |_| true, rope),
         CudaKernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", two_sided, write),
         CudaKernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", two_sided, write),
+        CudaKernelEntry::new(
+            "norm_rope_kv_write",
+            "kv_write(kv, rope(rms_norm(k, w), positions), v, slots)",
+            two_sided,
+            write,
+        ),
         CudaKernelEntry::new("key_write", "kv_write(kv, k, slots)", |_| true, write),
         CudaKernelEntry::new("rope_key_write", "kv_write(kv, rope(k, positions), slots)", |_| true, write),
     ]
@@ -39,6 +46,23 @@ pub(super) fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
     [("PAIRS", freqs.len().to_string()), ("FREQUENCIES", list), ("SCALE", format!("{scale:e}"))]
 }
 
+/// The norm of heads before their rotation, of which input `gain` is the weight, as kernels take it: two definitions of
+/// `kernels/rotate.cuh`, and two arguments if there is a norm.
+pub(super) fn head_norm(spec: &CudaKernelSpec<'_>, gain: usize) -> ([(&'static str, &'static str); 2], Vec<LaunchArg>) {
+    match spec.composite::<RmsNorm>() {
+        Some(norm) => {
+            let defines = [("NORM", "1"), ("NORM_TYPE", name(spec.inputs[gain].dtype))];
+            (defines, vec![input(gain), LaunchArg::Float(norm.eps as f32)])
+        }
+        None => no_norm(),
+    }
+}
+
+/// The same of heads that are not normed.
+pub(super) fn no_norm() -> ([(&'static str, &'static str); 2], Vec<LaunchArg>) {
+    ([("NORM", "0"), ("NORM_TYPE", "F32")], Vec::new())
+}
+
 fn source(entry: &str, op: Option<&Rope>, defines: &[(&str, &str)]) -> std::sync::Arc<CudaSource> {
     let rotation = rotation(op);
     let all: Vec<(&str, &str)> =
@@ -50,14 +74,19 @@ fn rope(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     rotate(spec, OperandSlot::Output(0))
 }
 
-/// Inputs 0 and 1, x and positions, to x rotated at `out`.
+/// Inputs 0 and 1, x and positions, to x rotated at `out`; normed before with the weight between them.
 pub(super) fn rotate(spec: &CudaKernelSpec<'_>, out: OperandSlot) -> Result<CudaKernel, String> {
     let op = spec.composite::<Rope>().ok_or("no rope in the group")?;
     let [tokens, heads, dim] = spec.inputs[0].shape[..] else { return Err("x must have three axes".into()) };
     let held = held(tokens, heads);
-    let defines =
-        [("D", name(spec.inputs[0].dtype)), ("DIM", &*dim.to_string()), ("HEADS", &*held.to_string()), ("WRITE", "0")];
-    let args = vec![input(0), input(1), LaunchArg::Pointer(out, 0), numbers(&[tokens, heads])];
+    let (norm, gain) = head_norm(spec, 1);
+    let positions = if gain.is_empty() { 1 } else { 2 };
+    let (dim_text, held_text) = (dim.to_string(), held.to_string());
+    let defines = [("D", name(spec.inputs[0].dtype)), ("DIM", &*dim_text), ("HEADS", &*held_text), ("WRITE", "0")];
+    let defines = [&defines[..], &norm].concat();
+    let mut args = vec![input(0), input(positions), LaunchArg::Pointer(out, 0)];
+    args.extend(gain);
+    args.push(numbers(&[tokens, heads]));
     grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)
 }
 
@@ -69,20 +98,24 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     };
     let tokens = k.shape[0];
     let held = held(tokens, heads);
+    let [dim_text, block_text, sides_text, held_text] = [dim, block, sides, held].map(|n| n.to_string());
+    let (norm, gain) = head_norm(spec, 2);
     let defines = [
         ("D", name(k.dtype)),
         ("CACHE", name(cache.dtype)),
-        ("DIM", &*dim.to_string()),
-        ("BLOCK", &*block.to_string()),
-        ("SIDES", &*sides.to_string()),
-        ("HEADS", &*held.to_string()),
+        ("DIM", &*dim_text),
+        ("BLOCK", &*block_text),
+        ("SIDES", &*sides_text),
+        ("HEADS", &*held_text),
         ("WRITE", "1"),
     ];
+    let defines = [&defines[..], &norm].concat();
     // Without a rotation there are no positions, and none are read; nor are values of a cache with one side.
-    let rest = if op.is_some() { 3 } else { 2 };
+    let rest = 2 + usize::from(op.is_some()) + usize::from(!gain.is_empty());
     let slots = rest + sides - 1;
-    let (positions, v) = (if op.is_some() { 2 } else { slots }, rest);
-    let n = numbers(&[tokens, heads, blocks * block]);
-    let args = vec![output(0), input(1), input(v), input(positions), input(slots), n];
+    let (positions, v) = (if op.is_some() { rest - 1 } else { slots }, rest);
+    let mut args = vec![output(0), input(1), input(v), input(positions), input(slots)];
+    args.extend(gain);
+    args.push(numbers(&[tokens, heads, blocks * block]));
     grid(source("kv_write", op, &defines), [tokens * usize::from(dim > 0), heads.div_ceil(held), 1], 256, args)
 }

@@ -39,6 +39,107 @@ fn three_linears(g: &mut Builder, x: Var, columns: usize, weight: MakeWeight<'_>
     widths.into_iter().map(|(name, columns)| weight(g, name, columns).and_then(|w| g.linear(x, w))).collect()
 }
 
+/// Products of groups of rows by two weights that are gated, and sums of experts that are added to what a layer begins with.
+pub(crate) fn experts() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let kinds = [
+        (DType::BF16, None),
+        (DType::F16, None),
+        (DType::F32, None),
+        (DType::BF16, Some("mxfp4")),
+        (DType::BF16, Some("q4_k")),
+        (DType::F16, Some("q8_0")),
+        (DType::F32, Some("q6_k")),
+    ];
+    for (dtype, format) in kinds {
+        let format = format.and_then(|name| format::all().into_iter().find(|f| f.name() == name));
+        // Few rows, groups of a tile and more, and rows behind the last.
+        for groups in [[1, 0, 2], [0, 40, 3], [70, 0, 130], [300, 65, 0]] {
+            for (depth, columns) in [(256, 5), (256, 130), (96, 66), (40, 33)] {
+                if format.as_ref().is_some_and(|f| depth % f.granularity(3)[2] != 0) {
+                    continue;
+                }
+                let rows = groups.iter().sum::<usize>() + 2;
+                let what = format!("{dtype}, {format:?}, {groups:?} x {depth} x {columns}");
+                let mut case = case("grouped_linear_swiglu", &what, |g| {
+                    let x = g.step_input("x", Type::tensor(dtype, [9, depth]))?;
+                    let offsets = g.step_input("offsets", Type::tensor(DType::I32, [4]))?;
+                    let index = g.step_input("rows", Type::tensor(DType::I32, [rows]))?;
+                    let plain = Type::tensor(if format.is_some() { DType::F32 } else { dtype }, [3, columns, depth]);
+                    let stored = || format.clone().map_or(plain.clone(), |format| plain.clone().stored_as(format));
+                    let (up, gate) = (g.weight("up", stored())?, g.weight("gate", stored())?);
+                    let reached = Sym::new("reached");
+                    let up = g.grouped_linear(x, up, offsets, Some(index), &reached)?;
+                    let gate = g.grouped_linear(x, gate, offsets, Some(index), &reached)?;
+                    Ok(vec![g.swiglu(gate, up)?])
+                });
+                let ends = groups.iter().scan(0, |end, n| {
+                    *end += *n as i64;
+                    Some(*end)
+                });
+                let offsets: Vec<i64> = std::iter::once(0).chain(ends).collect();
+                // Some rows are none.
+                let index: Vec<i64> = (0..rows as i64).map(|i| i * 7 % 10 - i64::from(i % 11 == 5)).collect();
+                case.given = vec![
+                    ("offsets", Tensor::int(DType::I32, &[4], offsets)),
+                    ("rows", Tensor::int(DType::I32, &[rows], index)),
+                ];
+                cases.push(case);
+            }
+        }
+    }
+    for (dtype, tokens, top_k, hidden) in
+        [(DType::BF16, 1, 8, 2048), (DType::F16, 3, 2, 33), (DType::F32, 70, 4, 72), (DType::BF16, 9, 1, 520)]
+    {
+        let pairs = tokens * top_k;
+        let mut case = case("expert_combine_add", &format!("{dtype}, {tokens} of {top_k}, {hidden}"), |g| {
+            let r = g.step_input("r", Type::tensor(dtype, [tokens, hidden]))?;
+            let y = g.step_input("y", Type::tensor(dtype, [pairs, hidden]))?;
+            let places = g.step_input("places", Type::tensor(DType::I32, [tokens, top_k]))?;
+            let weights = g.step_input("weights", Type::tensor(DType::F32, [tokens, top_k]))?;
+            let sum = g.expert_combine(y, places, weights)?;
+            Ok(vec![g.add(r, sum)?])
+        });
+        let places = (0..pairs as i64).map(|i| if i % 5 == 3 { -1 } else { (i * 3 + 1) % pairs as i64 }).collect();
+        case.given = vec![("places", Tensor::int(DType::I32, &[tokens, top_k], places))];
+        cases.push(case);
+    }
+    cases
+}
+
+/// Keys that are normed and rotated on their way to the cache.
+pub(crate) fn cache_writes() -> Vec<KernelCase> {
+    let kinds =
+        [(DType::BF16, DType::BF16, 128, 4), (DType::F32, DType::BF16, 80, 3), (DType::F16, DType::F16, 64, 33)];
+    let mut cases = Vec::new();
+    for (dtype, cache, dim, heads) in kinds {
+        for tokens in [1, 70] {
+            let mut case =
+                case("norm_rope_kv_write", &format!("{dtype} to {cache}, {tokens} x {heads} x {dim}"), |g| {
+                    let kv = g.state("kv", Type::state(cache, [8, 2, heads, 16, dim]))?;
+                    let k = g.step_input("k", Type::tensor(dtype, [tokens, heads, dim]))?;
+                    let v = g.step_input("v", Type::tensor(dtype, [tokens, heads, dim]))?;
+                    let gain = g.weight("gain", Type::tensor(DType::BF16, [dim]))?;
+                    let ints = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(DType::I32, [tokens]));
+                    let (positions, slots) = (ints(g, "positions")?, ints(g, "slots")?);
+                    let k = g.rms_norm(k, gain, 1e-5)?;
+                    let rotated = Rope { inv_freq: rope_frequencies(10_000.0, dim).into(), scale: 1.0 };
+                    let k = g.rope(k, positions, &rotated)?;
+                    let written = g.kv_write(kv, k, v, slots)?;
+                    Ok(vec![g.state_read(written)?])
+                });
+            let slots = (0..tokens as i64).map(|t| if t == 3 { -1 } else { (t * 5 + 2) % 128 }).collect();
+            let positions = (0..tokens as i64).map(|t| t * 1000 + 7).collect();
+            case.given = vec![
+                ("slots", Tensor::int(DType::I32, &[tokens], slots)),
+                ("positions", Tensor::int(DType::I32, &[tokens], positions)),
+            ];
+            cases.push(case);
+        }
+    }
+    cases
+}
+
 /// Linears with what goes before and after them.
 pub(crate) fn linears() -> Vec<KernelCase> {
     let mut cases = Vec::new();
@@ -335,9 +436,13 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
             let steps =
                 [(prompt, 0, 1), (ragged, 5, 1), (decode, 0, 1), (mixed, 2, 1), (decode, 3, 500), (short, 0, 500)];
             for (sequences, padding, spare) in steps {
-                for (window, softcap, rope) in
-                    [(None, None, false), (None, None, true), (Some(40), None, false), (None, Some(2.0), false)]
-                {
+                for (window, softcap, rope, norm) in [
+                    (None, None, false, false),
+                    (None, None, true, false),
+                    (None, None, true, true),
+                    (Some(40), None, false, false),
+                    (None, Some(2.0), false, false),
+                ] {
                     // The meaning copies the cache for each token: not every combination is worth its time.
                     let special = window.is_some() || softcap.is_some() || rope;
                     let wide = spare > 1 && (dim != 64 || softcap.is_some());
@@ -360,7 +465,11 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
                     let what = format!(
                         "{dtype} over {cache}, dim {dim}, {sequences:?}, {spare} spare, {window:?}, {softcap:?}"
                     );
-                    let kernel = if rope { "rope_attention" } else { "attention" };
+                    let kernel = match (norm, rope) {
+                        (true, _) => "norm_rope_attention",
+                        (false, true) => "rope_attention",
+                        (false, false) => "attention",
+                    };
                     let mut case = case(kernel, &what, |g| {
                         let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
                         let kv = g.state("kv", Type::state(cache, [step.blocks, 2, keys, 16, dim]))?;
@@ -368,6 +477,12 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
                         let table = int(g, "table", &step.table)?;
                         let (ids, positions) = (int(g, "ids", &step.ids)?, int(g, "positions", &step.positions)?);
                         let rotated = Rope { inv_freq: rope_frequencies(10_000.0, dim).into(), scale: 1.0 };
+                        let q = if norm {
+                            let gain = g.weight("gain", Type::tensor(DType::BF16, [dim]))?;
+                            g.rms_norm(q, gain, 1e-5)?
+                        } else {
+                            q
+                        };
                         let q = if rope { g.rope(q, positions, &rotated)? } else { q };
                         Ok(vec![g.attention(q, kv, table, ids, positions, op)?])
                     });

@@ -141,6 +141,18 @@ fn weights_in_blocks_are_multiplied_as_they_are_stored() {
 }
 
 #[test]
+fn experts_are_gated_and_added_in_one_launch() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases::experts());
+}
+
+#[test]
+fn keys_are_normed_and_rotated_on_their_way_to_the_cache() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases::cache_writes());
+}
+
+#[test]
 fn attention_of_long_ragged_and_windowed_steps() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::attentions());
