@@ -136,9 +136,18 @@ impl Backend for Cuda {
     }
 
     fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
-        let memory = self.device.allocate_on_host(bytes, MemoryOwner::HostStates)?;
-        self.device.queue()?.fill(&memory, 0, bytes)?;
+        let mut memory = self.device.allocate_on_host(bytes, MemoryOwner::HostStates)?;
+        memory.zero_on_host();
         Ok(Buffer::new(bytes, Arc::new(memory)))
+    }
+
+    fn moved_to_host(&self, buffer: &Buffer) -> Result<Buffer> {
+        let moved = self.device.copied_to_host(DeviceMemory::of(buffer)?, MemoryOwner::HostWeights)?;
+        Ok(Buffer::new(buffer.bytes(), Arc::new(moved)))
+    }
+
+    fn host_link(&self) -> Result<Option<f64>> {
+        self.device.host_link().map(Some)
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {

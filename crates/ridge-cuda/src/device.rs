@@ -4,6 +4,7 @@ mod arena;
 mod autotune;
 mod context;
 mod handles;
+mod host;
 mod memory;
 mod products;
 mod random;
@@ -277,10 +278,10 @@ impl CudaDevice {
             marks[half].wait()?;
             let at = half * STAGING;
             staging.bytes_mut()[at..at + part.len()].copy_from_slice(part);
-            let from = staging.bytes()[at..].as_ptr();
+            let from = staging.bytes()[at..].as_ptr() as Address;
             let address = to.address() + (offset + i * STAGING) as u64;
             // SAFETY: both sides are as long, as just checked; this half is not written before the mark behind it.
-            unsafe { context.driver.to_device(address, from, part.len(), context.stream)? };
+            unsafe { context.driver.on_device(address, from, part.len(), context.stream)? };
             marks[half].record()?;
         }
         Ok(())
@@ -293,7 +294,14 @@ impl CudaDevice {
         let mut bytes = vec![0; memory.bytes()];
         if !bytes.is_empty() {
             // SAFETY: both sides are as long, and the copy is waited for.
-            unsafe { context.driver.to_host(bytes.as_mut_ptr(), memory.address(), bytes.len(), context.stream)? };
+            unsafe {
+                context.driver.on_device(
+                    bytes.as_mut_ptr() as Address,
+                    memory.address(),
+                    bytes.len(),
+                    context.stream,
+                )?
+            };
         }
         context.driver.synchronize(context.stream)?;
         Ok(bytes)

@@ -51,6 +51,15 @@ impl DeviceMemory {
         Ok(Self { context: Arc::clone(context), address: pointer as Address, bytes, is_on_host: true, _charge: charge })
     }
 
+    /// Makes all of it zeros, which no launch uses yet and which is memory of the host.
+    pub(crate) fn zero_on_host(&mut self) {
+        assert!(self.is_on_host, "memory of the GPU is filled by the GPU");
+        if self.bytes > 0 {
+            // SAFETY: page-locked memory of this length, at one address for host and GPU, that only `self` knows of.
+            unsafe { (self.address as *mut u8).write_bytes(0, self.bytes) };
+        }
+    }
+
     /// The memory of `buffer`.
     ///
     /// # Errors
