@@ -81,3 +81,91 @@ pub(crate) fn keep_on_host(
         return Ok(kept);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use ridge_cuda::PlannedGpu;
+    use ridge_graph::sample::Rng;
+    use ridge_graph::{DType, Op, Prim};
+    use ridge_hw::spec::DeviceSpec;
+    use ridge_models::{BuildOptions, ModelConfig};
+
+    use super::*;
+    use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes};
+
+    const CONTEXT: usize = 128;
+
+    fn model() -> Model {
+        let json = include_str!("../../../fixtures/families/qwen3_moe/config.json");
+        let config = ModelConfig::from_json("config.json", json).unwrap();
+        let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
+        config.build(&BuildOptions { context: Some(CONTEXT), ..options }).unwrap()
+    }
+
+    fn fetches(model: &Model) -> usize {
+        model.graph.main().nodes.iter().filter(|node| matches!(node.op, Op::Prim(Prim::Fetch(_)))).count()
+    }
+
+    #[test]
+    fn as_few_weights_leave_the_gpu_as_make_the_rest_fit() {
+        let whole = model();
+        let (cache, total) = (Bytes(1000), whole.weight_bytes());
+        let all = host_weights(&whole.graph);
+        let movable: u64 = all.iter().map(|weight| weight.bytes).sum();
+        // A slot for each weight that is fetched, up to four: more than a step without has.
+        let slot = all[1].bytes / 3;
+        let workspace = |model: &Model| Ok(Bytes(500 + slot * fetches(model).min(4) as u64));
+        let least = total - movable + 1500 + 4 * slot;
+        let mut rng = Rng::new(1);
+        let mut limits: Vec<u64> = (0..60).map(|_| least + rng.below((total + 1500 - least) as usize) as u64).collect();
+        limits.extend([least, total + 1500, total + 1499]);
+        limits.sort_unstable();
+        let mut before = usize::MAX;
+        for limit in limits {
+            let mut kept_model = model();
+            let kept = keep_on_host(&mut kept_model, cache, workspace, Bytes(limit), None).unwrap();
+            let needed = |kept: u64, fetched: &Model| total - kept + 1000 + workspace(fetched).unwrap().0;
+            assert!(needed(kept.bytes.0, &kept_model) <= limit, "{limit} bytes hold the rest");
+            assert!(kept.names.len() <= before, "less memory keeps no fewer weights on the host");
+            before = kept.names.len();
+            // The last of them is needed.
+            let count = kept.names.len();
+            assert_eq!(kept, HostWeights::of(&all[..count]));
+            if let Some(one) = count.checked_sub(1) {
+                let fewer = HostWeights::of(&all[..one]);
+                let mut other = model();
+                other.fetch(&fewer.names);
+                assert!(needed(fewer.bytes.0, &other) > limit, "{limit} bytes need all {count} weights on the host");
+            }
+        }
+        assert_eq!(before, 0, "what fits stays on the GPU");
+        let refused = keep_on_host(&mut model(), cache, workspace, Bytes(least - 1), None).unwrap_err().to_string();
+        assert!(refused.starts_with("what stays on the GPU") && refused.contains("raise the limit"), "{refused}");
+    }
+
+    #[test]
+    fn memory_of_a_planned_gpu_holds_the_slots_of_fetched_weights() {
+        let gpu = PlannedGpu::new(DeviceSpec::find("H100").unwrap()).unwrap();
+        let whole = model();
+        let calls = Cell::new(0);
+        let workspace = |model: &Model| {
+            calls.set(calls.get() + 1);
+            let largest = StepExtents { tokens: 64, sequences: 2, context: CONTEXT };
+            engine_bytes(model, &gpu, EnginePrograms::Plain, largest)
+        };
+        let cache = cache_bytes(&whole, CacheSize::Tokens(2 * CONTEXT));
+        let without = workspace(&whole).unwrap();
+        let limit = Bytes(whole.weight_bytes() / 2 + cache.0 + without.0);
+        let mut halved = model();
+        let kept = keep_on_host(&mut halved, cache, workspace, limit, None).unwrap();
+        assert!(calls.get() <= 6, "{} rounds", calls.get());
+        let with = workspace(&halved).unwrap();
+        assert!(fetches(&halved) > 0 && with > without, "slots are workspace: {with} beside {without}");
+        assert!(whole.weight_bytes() - kept.bytes.0 + cache.0 + with.0 <= limit.0);
+        // A host without room for them.
+        let refused = keep_on_host(&mut model(), cache, workspace, limit, Some(Bytes(kept.bytes.0 - 1)));
+        assert!(refused.unwrap_err().to_string().starts_with("the weights in memory of the host need "));
+    }
+}

@@ -42,6 +42,7 @@
 mod admission;
 mod error;
 mod experts;
+mod host_plan;
 mod host_weights;
 mod load;
 mod model;
@@ -62,6 +63,7 @@ pub mod train {
 pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};
 pub use error::{Error, Result, Smaller};
 pub use experts::{DispatchTime, ExpertBench, ExpertBenchSettings};
+pub use host_plan::{HostPlan, HostPlanSettings};
 pub use host_weights::HostWeights;
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,

@@ -51,7 +51,7 @@ impl LimitedDeviceArgs {
 }
 
 /// Parses the most memory of a GPU.
-fn gpu_memory(typed: &str) -> Result<Bytes, String> {
+pub(crate) fn gpu_memory(typed: &str) -> Result<Bytes, String> {
     match typed.parse() {
         Ok(Bytes(0)) => Err("must be above 0, such as 24GiB".to_owned()),
         Ok(bytes) => Ok(bytes),
