@@ -392,3 +392,56 @@ pub fn estimate_memory(
         available: device.available,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use ridge_engine::{Request, Sampling};
+    use ridge_runtime::MemoryOwner;
+
+    use super::*;
+    use crate::placement::Device;
+
+    const CONTEXT: usize = 128;
+
+    #[test]
+    fn a_gpu_of_limited_memory_stays_within_it_and_gives_the_same_tokens() {
+        let limited = |gpu_memory| Placement { gpu_memory, ..Device::Cuda(0).into() };
+        if let Err(why) = OpenDevice::open(&limited(None)) {
+            ridge_testing::skip!("{why}");
+        }
+        let json = include_str!("../../../fixtures/families/qwen3_moe/config.json");
+        let files = ModelFiles::of_text("a mixture of experts", json);
+        let config = files.config().unwrap();
+        let numbers = NumberSettings { dtype: Some(DType::BF16), ..NumberSettings::default() };
+        let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
+        let cached = CacheSize::Engine(options);
+        let workspace = |model: &Model, backend: &dyn Backend| {
+            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT };
+            engine_bytes(model, backend, EnginePrograms::Sampling, largest)
+        };
+        let run = |placement| RunSettings { placement, context: CONTEXT, prompt: 64, chunk: 64, random_weights: true };
+        let whole =
+            estimate_memory(&files, &config, &numbers, &run(limited(None)), cached, workspace, &mut ()).unwrap();
+        let limit = Bytes(whole.weights.0 / 2 + whole.cache.0 + whole.workspace.0);
+        let tokens = |placement: Placement| {
+            let limit = placement.gpu_memory;
+            let loaded = load_model(&files, &config, &numbers, &run(placement), cached, workspace, &mut ()).unwrap();
+            let backend = std::sync::Arc::clone(loaded.session.backend());
+            let mut engine = Engine::new(loaded.session, &loaded.model, options).unwrap();
+            let prompt = (1..50).collect();
+            let request = Request { prompt, sampling: Sampling::GREEDY, max_tokens: 30, stop_tokens: Vec::new() };
+            let generated = engine.generate(&request, |_| std::ops::ControlFlow::Continue(())).unwrap();
+            let live = backend.memory().live;
+            assert_eq!(live.get(MemoryOwner::HostWeights) as u64, loaded.on_host.bytes.0);
+            if let Some(limit) = limit {
+                assert!(
+                    loaded.on_host.bytes.0 > 0 && live.on_device() as u64 <= limit.0,
+                    "{} of {limit}",
+                    live.on_device()
+                );
+            }
+            generated.tokens
+        };
+        assert_eq!(tokens(limited(Some(limit))), tokens(limited(None)));
+    }
+}

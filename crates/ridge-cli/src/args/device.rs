@@ -38,9 +38,7 @@ pub(crate) struct LimitedDeviceArgs {
 
     /// Maximum memory to allocate on the GPU, such as 24GiB; weights that do not fit stay in page-locked host memory, experts
     /// first, and are read over the host link [default: all free memory, and no weights on the host]
-    #[arg(
-        long, value_name = "SIZE", value_parser = gpu_memory, allow_negative_numbers = true, help_heading = "Running"
-    )]
+    #[arg(long, value_name = "SIZE", value_parser = gpu_memory, help_heading = "Running")]
     gpu_memory: Option<Bytes>,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct PlanFitArgs {
 
     /// Plan Ridge's own engine with this much GPU memory, such as 24GiB, and the other weights in host memory: what is where, bytes
     /// over the host link, and time per token
-    #[arg(long, value_name = "SIZE", value_parser = gpu_memory, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = gpu_memory)]
     gpu_memory: Option<Bytes>,
 
     /// Rate that copies over the host link reach, such as 55GB/s [default: 0.86 of the rate in the device's sheet]

@@ -81,6 +81,9 @@ pub(super) struct HostFit<'a> {
 /// The rate of the link to the host, and where it comes from.
 fn link(args: &HostFit<'_>, sheet: &DeviceSpec) -> Result<(BytesPerSecond, String)> {
     if let Some(rate) = args.host_link {
+        if rate.as_f64() <= 0.0 {
+            return Err(refused("--host-link", rate, "must be above 0, such as 55GB/s"));
+        }
         return Ok((rate, format!("host link: {rate}, given by --host-link")));
     }
     let Some(link) = &sheet.host_link else {
@@ -97,6 +100,10 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
     let sheet = DeviceSpec::find(&args.target.device).map_err(PlanError::from)?;
     let (rate, rate_source) = link(args, sheet)?;
     let context = args.context.unwrap_or(8192.min(config.max_context()));
+    if context > config.max_context() {
+        let why = format!("exceeds the model's context; the longest is {}", config.max_context());
+        return Err(refused("--context", context, &why));
+    }
     let chunk = args.step_tokens.unwrap_or(STEP_TOKENS).min(context);
     let numbers =
         NumberSettings { dtype: Some(DType::BF16), activations: ActivationMode::Exact, ..NumberSettings::default() };
