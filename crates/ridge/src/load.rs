@@ -415,7 +415,7 @@ mod tests {
         let numbers = NumberSettings { dtype: Some(DType::BF16), ..NumberSettings::default() };
         let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
         let cached = CacheSize::Engine(options);
-        let workspace = |model: &Model, backend: &dyn Backend| {
+        let workspace = |model: &Decoder, backend: &dyn Backend| {
             let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT };
             engine_bytes(model, backend, EnginePrograms::Sampling, largest)
         };

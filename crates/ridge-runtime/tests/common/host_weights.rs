@@ -57,7 +57,7 @@ fn experts(g: &mut Builder, x: Var) -> Result<Var> {
     let (ids, share) = g.moe_router(logits, None, op)?;
     let seq_ids = g.step_input("seq_ids", Type::tensor(DType::I32, [Dim::sym("tokens")]))?;
     let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, EXPERTS)?;
-    let mut stack = |g: &mut Builder, name: &str, [out, inner]: [usize; 2], x: Var, rows: Option<Var>| {
+    let stack = |g: &mut Builder, name: &str, [out, inner]: [usize; 2], x: Var, rows: Option<Var>| {
         let w = g.weight(&format!("experts.{name}"), Type::tensor(DType::BF16, [EXPERTS, out, inner]))?;
         g.grouped_linear(x, w, offsets, rows, &Sym::new("reached"))
     };

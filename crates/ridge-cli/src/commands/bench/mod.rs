@@ -26,7 +26,7 @@ use ridge_runtime::Backend;
 
 pub(crate) use args::BenchArgs;
 use args::{BenchCommand, BenchSettings};
-use report::{BenchReport, BenchResult, GenerationLimit, StepWork};
+use report::{BenchReport, BenchResult, GenerationLimit, PlacedBytes, StepWork};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
@@ -156,9 +156,9 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let on = (&*device, threads);
     let generates = tests.iter().any(|test| test.answers()) && settings.batch.len() > 1;
     let limit = generates.then(|| generation_limit(&costs[1], &rates, settings.context)).transpose()?;
-    let on_host = on_host.bytes;
+    let placed = PlacedBytes { on_host: on_host.bytes, on_gpu: Bytes(backend.memory().live.on_device() as u64) };
     let shown =
-        BenchReport { settings, files: &files, model: &model, on, on_host, rates: &rates, results: &results, limit };
+        BenchReport { settings, files: &files, model: &model, on, placed, rates: &rates, results: &results, limit };
     if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }
 }
 

@@ -90,6 +90,15 @@ impl BenchResult {
     }
 }
 
+/// What is where.
+#[derive(Clone, Copy)]
+pub(super) struct PlacedBytes {
+    /// Weights in memory of the host.
+    pub(super) on_host: Bytes,
+    /// All that is allocated on the device.
+    pub(super) on_gpu: Bytes,
+}
+
 /// All results, with the settings that they depend on.
 pub(super) struct BenchReport<'a> {
     pub(super) settings: &'a BenchSettings,
@@ -97,8 +106,7 @@ pub(super) struct BenchReport<'a> {
     pub(super) model: &'a Model,
     /// The device, and threads of the CPU if it is one.
     pub(super) on: (&'a str, Option<usize>),
-    /// Bytes of weights in memory of the host.
-    pub(super) on_host: Bytes,
+    pub(super) placed: PlacedBytes,
     pub(super) rates: &'a DeviceRates,
     pub(super) results: &'a [BenchResult],
     /// Where there are several batches.
@@ -145,7 +153,8 @@ impl BenchReport<'_> {
         text += &format!("arithmetic  {}: {}\n", self.rates.arithmetic, self.rates.arithmetic.source);
         if let Some(link) = &self.rates.host_link {
             text += &format!("host link   {link}: {}\n", link.source);
-            text += &format!("on the host {} of the weights, to keep within --gpu-memory\n", self.on_host);
+            let PlacedBytes { on_host, on_gpu } = self.placed;
+            text += &format!("placement   {on_host} of the weights in host memory; {on_gpu} allocated on the GPU\n");
         }
         if self.on.1.is_some() && self.model.graph.args(Role::Weight).any(|weight| weight.ty.format.is_some()) {
             let (prompts, answers) =
@@ -238,7 +247,8 @@ impl BenchReport<'_> {
             "model": self.files.to_string(),
             "parameters": self.model.parameter_count(),
             "weight_bytes": self.model.weight_bytes(),
-            "host_weight_bytes": self.on_host,
+            "host_weight_bytes": self.placed.on_host,
+            "device_bytes": self.placed.on_gpu,
             "machine": {
                 "memory_read": self.rates.memory, "matmul": self.rates.arithmetic, "host_link": self.rates.host_link,
             },
