@@ -38,7 +38,7 @@ impl Cuda {
     /// As for [`Cuda::new`].
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
-        let device = Arc::new(CudaDevice::open(options.ordinal, &options.mesh)?);
+        let device = Arc::new(CudaDevice::open(&options)?);
         let target = Arc::new(target(device.arch(), DeviceSpec::find(device.name()).ok()));
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
         Ok(Self { device, claims, registry: Arc::new(registry), options })

@@ -117,8 +117,8 @@ impl OpenDevice {
     pub fn open(placement: &Placement) -> Result<Self> {
         let opened = match placement.device {
             Device::Cpu => Self::cpu(placement),
-            Device::Cuda(ordinal) => Self::cuda(ordinal, &placement.tensor_parallel),
-            Device::Auto => Self::cuda(0, &placement.tensor_parallel).or_else(|_| Self::cpu(placement)),
+            Device::Cuda(ordinal) => Self::cuda(ordinal, placement),
+            Device::Auto => Self::cuda(0, placement).or_else(|_| Self::cpu(placement)),
         }?;
         match placement.gpu_memory {
             Some(limit) => opened.limited(limit),
@@ -183,8 +183,8 @@ impl OpenDevice {
         })
     }
 
-    fn cuda(ordinal: usize, tensor_parallel: &TensorParallel) -> Result<Self> {
-        let options = match tensor_parallel {
+    fn cuda(ordinal: usize, placement: &Placement) -> Result<Self> {
+        let options = match &placement.tensor_parallel {
             TensorParallel::None | TensorParallel::Here(0 | 1) => CudaOptions { ordinal, ..CudaOptions::default() },
             TensorParallel::Processes(cluster) => {
                 let mesh = HashMap::from([(AXIS.to_owned(), cluster.group())]);
@@ -198,7 +198,8 @@ impl OpenDevice {
                 return Err(Error::Device { device: format!("cuda:{ordinal}"), why });
             }
         };
-        let cuda = Cuda::new(options)?;
+        let memory_limit = placement.gpu_memory.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX));
+        let cuda = Cuda::new(CudaOptions { memory_limit, ..options })?;
         Ok(Self {
             name: cuda.gpu().to_owned(),
             threads: None,

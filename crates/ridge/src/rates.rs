@@ -73,7 +73,7 @@ impl DeviceRates {
     /// # Errors
     /// When memory runs out, or the device failed.
     pub fn with_host_link(self, backend: &dyn Backend) -> Result<Self> {
-        let method = "copies of 64 MiB from page-locked memory of the host, the best of 5 runs";
+        let method = "copies of up to 64 MiB from page-locked memory of the host, the best of 5 runs";
         let host_link = backend.host_link()?.map(|rate| Figure::measured(BytesPerSecond(rate), method));
         Ok(Self { host_link, ..self })
     }

@@ -5,8 +5,9 @@ use ridge_runtime::{MemoryOwner, Result};
 use super::CudaDevice;
 use super::memory::DeviceMemory;
 
-/// Bytes of a copy that is timed: enough that its start costs nothing beside it.
+/// Bytes of a copy that is timed: enough that its start costs nothing beside it. Less where there is no room for so many.
 const TIMED: usize = 64 << 20;
+const LEAST_TIMED: usize = 1 << 20;
 /// Copies that are timed together, and how often.
 const COPIES: usize = 4;
 const RUNS: usize = 5;
@@ -31,9 +32,15 @@ impl CudaDevice {
     /// # Errors
     /// When memory runs out, or the GPU failed.
     pub(crate) fn host_link(&self) -> Result<f64> {
-        let mut from = self.allocate_on_host(TIMED, MemoryOwner::Upload)?;
+        let mut bytes = TIMED;
+        let to = loop {
+            match self.allocate_to_time(bytes) {
+                Err(_) if bytes > LEAST_TIMED => bytes /= 2,
+                other => break other?,
+            }
+        };
+        let mut from = self.allocate_on_host(bytes, MemoryOwner::Upload)?;
         from.zero_on_host();
-        let to = self.allocate(TIMED, MemoryOwner::Tuning)?;
         let marks = [self.timed_event()?, self.timed_event()?];
         let queue = self.queue()?;
         let mut best = f64::INFINITY;
@@ -41,12 +48,12 @@ impl CudaDevice {
             marks[0].record()?;
             for _ in 0..COPIES {
                 // SAFETY: both have as many bytes, and live until the copies are over.
-                unsafe { queue.copy(to.address(), from.address(), TIMED)? };
+                unsafe { queue.copy(to.address(), from.address(), bytes)? };
             }
             marks[1].record()?;
             marks[1].wait()?;
             best = best.min(marks[1].since(&marks[0])?);
         }
-        Ok((COPIES * TIMED) as f64 / best)
+        Ok((COPIES * bytes) as f64 / best)
     }
 }
