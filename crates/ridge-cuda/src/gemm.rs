@@ -280,7 +280,6 @@ pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
 
 #[cfg(test)]
 mod tests {
-
     use ridge_graph::sample::Rng;
     use ridge_graph::{DType, Tensor};
 
