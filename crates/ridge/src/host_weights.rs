@@ -83,7 +83,7 @@ pub(crate) fn keep_on_host(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::Cell;
 
     use ridge_cuda::PlannedGpu;
@@ -97,9 +97,25 @@ mod tests {
 
     const CONTEXT: usize = 128;
 
-    fn model() -> Model {
+    /// A mixture of experts that is larger than the workspace of its steps.
+    pub(crate) fn config_text() -> String {
         let json = include_str!("../../../fixtures/families/qwen3_moe/config.json");
-        let config = ModelConfig::from_json("config.json", json).unwrap();
+        [
+            ("hidden_size", 32, 128),
+            ("num_hidden_layers", 3, 12),
+            ("num_local_experts", 5, 16),
+            ("moe_intermediate_size", 8, 64),
+        ]
+        .iter()
+        .fold(json.to_owned(), |text, (key, from, to)| {
+            let [from, to] = [from, to].map(|n| format!("\"{key}\": {n},"));
+            assert!(text.contains(&from), "{from} is in the fixture");
+            text.replace(&from, &to)
+        })
+    }
+
+    fn model() -> Model {
+        let config = ModelConfig::from_json("config.json", &config_text()).unwrap();
         let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
         config.build(&BuildOptions { context: Some(CONTEXT), ..options }).unwrap()
     }
@@ -157,12 +173,12 @@ mod tests {
         };
         let cache = cache_bytes(&whole, CacheSize::Tokens(2 * CONTEXT));
         let without = workspace(&whole).unwrap();
-        let limit = Bytes(whole.weight_bytes() / 2 + cache.0 + without.0);
-        let mut halved = model();
-        let kept = keep_on_host(&mut halved, cache, workspace, limit, None).unwrap();
+        let limit = Bytes(whole.weight_bytes() / 4 * 3 + cache.0 + without.0);
+        let mut fetching = model();
+        let kept = keep_on_host(&mut fetching, cache, workspace, limit, None).unwrap();
         assert!(calls.get() <= 6, "{} rounds", calls.get());
-        let with = workspace(&halved).unwrap();
-        assert!(fetches(&halved) > 0 && with > without, "slots are workspace: {with} beside {without}");
+        let with = workspace(&fetching).unwrap();
+        assert!(fetches(&fetching) > 0 && with > without, "slots are workspace: {with} beside {without}");
         assert!(whole.weight_bytes() - kept.bytes.0 + cache.0 + with.0 <= limit.0);
         // A host without room for them.
         let refused = keep_on_host(&mut model(), cache, workspace, limit, Some(Bytes(kept.bytes.0 - 1)));

@@ -399,6 +399,7 @@ mod tests {
     use ridge_runtime::MemoryOwner;
 
     use super::*;
+    use crate::host_weights::tests::config_text;
     use crate::placement::Device;
 
     const CONTEXT: usize = 128;
@@ -409,8 +410,7 @@ mod tests {
         if let Err(why) = OpenDevice::open(&limited(None)) {
             ridge_testing::skip!("{why}");
         }
-        let json = include_str!("../../../fixtures/families/qwen3_moe/config.json");
-        let files = ModelFiles::of_text("a mixture of experts", json);
+        let files = ModelFiles::of_text("a mixture of experts", &config_text());
         let config = files.config().unwrap();
         let numbers = NumberSettings { dtype: Some(DType::BF16), ..NumberSettings::default() };
         let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
@@ -422,7 +422,7 @@ mod tests {
         let run = |placement| RunSettings { placement, context: CONTEXT, prompt: 64, chunk: 64, random_weights: true };
         let whole =
             estimate_memory(&files, &config, &numbers, &run(limited(None)), cached, workspace, &mut ()).unwrap();
-        let limit = Bytes(whole.weights.0 / 2 + whole.cache.0 + whole.workspace.0);
+        let limit = Bytes(whole.weights.0 / 4 * 3 + whole.cache.0 + whole.workspace.0);
         let tokens = |placement: Placement| {
             let limit = placement.gpu_memory;
             let loaded = load_model(&files, &config, &numbers, &run(placement), cached, workspace, &mut ()).unwrap();
