@@ -308,17 +308,14 @@ impl CudaDevice {
     pub(crate) fn download(&self, memory: &DeviceMemory) -> Result<Vec<u8>> {
         let context = &self.context;
         context.enter()?;
+        if let Some(bytes) = memory.host_bytes() {
+            context.driver.synchronize(context.stream)?;
+            return Ok(bytes.to_vec());
+        }
         let mut bytes = vec![0; memory.bytes()];
         if !bytes.is_empty() {
             // SAFETY: both sides are as long, and the copy is waited for.
-            unsafe {
-                context.driver.on_device(
-                    bytes.as_mut_ptr() as Address,
-                    memory.address(),
-                    bytes.len(),
-                    context.stream,
-                )?
-            };
+            unsafe { context.driver.to_host(bytes.as_mut_ptr(), memory.address(), bytes.len(), context.stream)? };
         }
         context.driver.synchronize(context.stream)?;
         Ok(bytes)

@@ -233,8 +233,7 @@ impl Prim {
                 }
             }
             Self::Component(index) => format!("{index}"),
-            Self::Fetch(Fetch { in_place: 0, .. }) => String::new(),
-            Self::Fetch(Fetch { rows, in_place, .. }) => format!("unless {rows} <= {in_place}"),
+            Self::Fetch(Fetch { rows, in_place, .. }) if *in_place > 0 => format!("unless {rows} <= {in_place}"),
             Self::Collective { mesh, ranks, kind } => {
                 let said = match kind {
                     CollectiveKind::AllToAll { split, concat } => format!(", split={split}, concat={concat}"),
@@ -254,6 +253,7 @@ impl Prim {
             | Self::StateRead
             | Self::StateWrite
             | Self::Move(_)
+            | Self::Fetch(_)
             | Self::Assemble { .. } => String::new(),
         }
     }
