@@ -69,10 +69,8 @@ impl Model {
     /// Makes steps copy the weights of these names, which are kept in memory of the host, ahead of their use where they
     /// would read them more than once: [`fetch_weights`].
     pub fn fetch(&mut self, names: &BTreeSet<String>) {
-        fetch_weights(&mut self.module.graph, names);
-        if let Some(answers) = &mut self.answers {
-            fetch_weights(answers, names);
-        }
+        let graphs = std::iter::once(&mut self.module.graph).chain(&mut self.answers);
+        graphs.for_each(|graph| fetch_weights(graph, names));
     }
 }
 
