@@ -60,7 +60,7 @@ pub(crate) enum Error {
     PromptBeyondModel { prompt: usize, most: usize },
 
     #[error("{what} need {needed}, but only {available} is available to this process; {remedy}")]
-    Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
+    Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: String },
 
     #[error("the ranks cannot continue: {why}")]
     Ranks { why: String },
@@ -229,12 +229,16 @@ impl From<GraphError> for Error {
 impl From<ridge::Error> for Error {
     fn from(error: ridge::Error) -> Self {
         match error {
-            ridge::Error::Memory { what, needed, available, smaller } => {
+            ridge::Error::Memory { what, needed, available, smaller, or_on_host } => {
                 let remedy = match smaller {
                     Smaller::Model => "use a smaller model, or --format q8_0",
                     Smaller::Cache => "lower --context, or use --cache-dtype bf16",
                     Smaller::Chunk => "lower --chunk",
+                    Smaller::Limit => "raise --gpu-memory, lower --context, or lower --chunk",
+                    Smaller::Host => "raise --gpu-memory, or use a smaller model",
                 };
+                let limit = format!(", or keep weights in host memory with --gpu-memory {}GiB", available.0 >> 30);
+                let remedy = remedy.to_owned() + if or_on_host { &limit } else { "" };
                 Self::Memory { what, needed, available, remedy }
             }
             ridge::Error::Planned { model, family } => refused(

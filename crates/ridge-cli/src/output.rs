@@ -274,6 +274,9 @@ impl LoadObserver for LoadProgress {
             LoadNote::Unused { tensors, example } => {
                 format!("the model does not use {} of the checkpoint, such as {example}", count(tensors, "tensor"))
             }
+            LoadNote::OnHost { tensors, bytes, of } => {
+                format!("{bytes} of {of} of weights ({}) stay in host memory (--gpu-memory)", count(tensors, "tensor"))
+            }
         });
     }
 }

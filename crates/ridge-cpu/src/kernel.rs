@@ -66,9 +66,18 @@ pub struct OperandType {
 impl OperandType {
     /// Where each component of a value in a format begins, in bytes; one 0 for a plain value.
     pub(crate) fn component_offsets(&self) -> Result<Vec<usize>, String> {
+        Ok(self.storage()?.0)
+    }
+
+    /// Bytes that it takes, with what is between its components.
+    pub(crate) fn bytes(&self) -> Result<usize, String> {
+        Ok(self.storage()?.1)
+    }
+
+    fn storage(&self) -> Result<(Vec<usize>, usize), String> {
         let shape = Shape::new(self.shape.iter().copied());
         let ty = Type { format: self.format.clone(), ..Type::tensor(self.dtype, shape) };
-        Ok(component_offsets(&ty, &Bindings::new()).map_err(|e| e.to_string())?.0)
+        component_offsets(&ty, &Bindings::new()).map_err(|e| e.to_string())
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -44,6 +44,7 @@ pub(crate) fn make(prim: &Prim, spec: &KernelSpec<'_>, mesh: &MeshGroups) -> Res
         Prim::Broadcast(_) => copied(0, View::broadcast(&spec.inputs[0].shape, &output.shape)),
         Prim::StateWrite => copied(1, View::broadcast(&output.shape, &output.shape)),
         Prim::Move(_) => copied(0, View::broadcast(&output.shape, &output.shape)),
+        Prim::Fetch(_) => moves::bytes(output),
         Prim::Cast(to) if *to == spec.inputs[0].dtype => copied(0, View::broadcast(&output.shape, &output.shape)),
         Prim::Assemble { .. } => moves::assemble(&spec.inputs, output),
         Prim::Concat { axis } => Ok(moves::concat(&spec.inputs, output, *axis)),

@@ -38,7 +38,7 @@ impl Cuda {
     /// As for [`Cuda::new`].
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
-        let device = Arc::new(CudaDevice::open(options.ordinal, &options.mesh)?);
+        let device = Arc::new(CudaDevice::open(&options)?);
         let target = Arc::new(target(device.arch(), DeviceSpec::find(device.name()).ok()));
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
         Ok(Self { device, claims, registry: Arc::new(registry), options })
@@ -136,9 +136,18 @@ impl Backend for Cuda {
     }
 
     fn allocate_on_host(&self, bytes: usize) -> Result<Buffer> {
-        let memory = self.device.allocate_on_host(bytes, MemoryOwner::HostStates)?;
-        self.device.queue()?.fill(&memory, 0, bytes)?;
+        let mut memory = self.device.allocate_on_host(bytes, MemoryOwner::HostStates)?;
+        memory.zero_on_host();
         Ok(Buffer::new(bytes, Arc::new(memory)))
+    }
+
+    fn moved_to_host(&self, buffer: &Buffer) -> Result<Buffer> {
+        let moved = self.device.copied_to_host(DeviceMemory::of(buffer)?, MemoryOwner::HostWeights)?;
+        Ok(Buffer::new(buffer.bytes(), Arc::new(moved)))
+    }
+
+    fn host_link(&self) -> Result<Option<f64>> {
+        self.device.host_link().map(Some)
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {

@@ -4,6 +4,7 @@ mod arena;
 mod autotune;
 mod context;
 mod handles;
+mod host;
 mod memory;
 mod products;
 mod random;
@@ -29,6 +30,7 @@ use crate::kernel::CudaSource;
 use crate::library;
 use crate::nccl::Nccl;
 use crate::nvrtc::Nvrtc;
+use crate::options::CudaOptions;
 use context::CudaContext;
 pub(crate) use context::architecture;
 
@@ -65,6 +67,8 @@ pub(crate) struct CudaDevice {
     mesh: BTreeMap<String, Arc<Communicator>>,
     /// What the first rank chose, by what it chose among.
     agreed: Mutex<HashMap<String, Vec<u8>>>,
+    /// See [`CudaOptions::memory_limit`](crate::CudaOptions::memory_limit).
+    memory_limit: Option<usize>,
 }
 
 /// Bytes of half of the staging memory.
@@ -94,12 +98,12 @@ fn meet(
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal`, which is one rank of each axis of `mesh`.
-    pub(crate) fn open(ordinal: usize, mesh: &HashMap<String, Arc<dyn Collectives>>) -> Result<Self> {
+    /// Opens a GPU, which is one rank of each axis of the mesh.
+    pub(crate) fn open(options: &CudaOptions) -> Result<Self> {
         let nvidia = Nvidia::detect();
-        let context = CudaContext::open(&nvidia, ordinal)?;
+        let context = CudaContext::open(&nvidia, options.ordinal)?;
         let nvrtc = Nvrtc::find(&nvidia)?;
-        let mesh = meet(&nvidia, &context, mesh)?;
+        let mesh = meet(&nvidia, &context, &options.mesh)?;
         let driver = nvidia.kernel_module.clone().unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
         let products_file = library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf);
@@ -127,6 +131,7 @@ impl CudaDevice {
             staging: Mutex::new(staging),
             mesh,
             agreed: Mutex::default(),
+            memory_limit: options.memory_limit,
             context,
         })
     }
@@ -198,6 +203,19 @@ impl CudaDevice {
     /// Memory of the GPU, uninitialised.
     pub(crate) fn allocate(&self, bytes: usize, owner: MemoryOwner) -> Result<DeviceMemory> {
         DeviceMemory::allocate(&self.context, bytes, owner)
+    }
+
+    /// Memory to time kernels with, uninitialised.
+    ///
+    /// # Errors
+    /// When memory runs out, or would exceed the limit.
+    pub(crate) fn allocate_to_time(&self, bytes: usize) -> Result<DeviceMemory> {
+        let all = self.memory().live.on_device() + bytes;
+        if self.memory_limit.is_some_and(|limit| limit < all) {
+            let what = format!("{} within the limit of {}", MemoryOwner::Tuning, self.name());
+            return Err(RuntimeError::OutOfMemory { what, needed: bytes, remedy: "raise the limit of GPU memory" });
+        }
+        self.allocate(bytes, MemoryOwner::Tuning)
     }
 
     /// Page-locked memory of the host that launches read and write, uninitialised.
@@ -277,10 +295,10 @@ impl CudaDevice {
             marks[half].wait()?;
             let at = half * STAGING;
             staging.bytes_mut()[at..at + part.len()].copy_from_slice(part);
-            let from = staging.bytes()[at..].as_ptr();
+            let from = staging.bytes()[at..].as_ptr() as Address;
             let address = to.address() + (offset + i * STAGING) as u64;
             // SAFETY: both sides are as long, as just checked; this half is not written before the mark behind it.
-            unsafe { context.driver.to_device(address, from, part.len(), context.stream)? };
+            unsafe { context.driver.on_device(address, from, part.len(), context.stream)? };
             marks[half].record()?;
         }
         Ok(())
@@ -290,6 +308,10 @@ impl CudaDevice {
     pub(crate) fn download(&self, memory: &DeviceMemory) -> Result<Vec<u8>> {
         let context = &self.context;
         context.enter()?;
+        if let Some(bytes) = memory.host_bytes() {
+            context.driver.synchronize(context.stream)?;
+            return Ok(bytes.to_vec());
+        }
         let mut bytes = vec![0; memory.bytes()];
         if !bytes.is_empty() {
             // SAFETY: both sides are as long, and the copy is waited for.

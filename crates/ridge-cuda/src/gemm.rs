@@ -280,8 +280,6 @@ pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use ridge_graph::sample::Rng;
     use ridge_graph::{DType, Tensor};
 
@@ -326,7 +324,7 @@ mod tests {
 
     /// A Hopper GPU, or why there is none.
     fn hopper() -> Result<CudaDevice, String> {
-        let device = CudaDevice::open(0, &HashMap::new()).map_err(|why| format!("no GPU: {why}"))?;
+        let device = CudaDevice::open(&crate::CudaOptions::default()).map_err(|why| format!("no GPU: {why}"))?;
         if device.arch() == ARCH { Ok(device) } else { Err(format!("the GPU is {}, not {ARCH}", device.arch())) }
     }
 

@@ -20,4 +20,7 @@ pub struct CudaOptions {
     /// groups serve to meet and to agree, and tell when a rank is lost; what graphs communicate goes from GPU to GPU by
     /// NCCL.
     pub mesh: HashMap<String, Arc<dyn Collectives>>,
+    /// Bytes of the GPU's memory within which kernels are timed: where their operands would exceed it, candidates are guessed
+    /// rather than timed. What programs need is for who binds them to count.
+    pub memory_limit: Option<usize>,
 }

@@ -59,7 +59,7 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>, mesh: &MeshRanks) -> 
         Prim::Assemble { .. } => moves::assemble(spec)?,
         Prim::Collective { kind, mesh: axis, ranks } => collective::make(spec, *kind, axis, *ranks, mesh)?,
         Prim::StateWrite => moves::copy(spec, 1),
-        Prim::Move(_) => moves::copy(spec, 0),
+        Prim::Move(_) | Prim::Fetch(_) => moves::copy(spec, 0),
         Prim::Cast(dtype) if *dtype == operand(0).dtype => moves::copy(spec, 0),
         Prim::Iota { .. }
         | Prim::Unary(_)

@@ -1,7 +1,7 @@
 //! The cost of a step, from the graph as lowered for a backend.
 
-use ridge_graph::passes::Kernel;
-use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Poly};
+use ridge_graph::passes::{HostTraffic, Kernel, host_traffic};
+use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Op, Poly, Prim};
 use ridge_models::{Model, attention_symbols, blocks_symbol, symbols, with_reached};
 use ridge_runtime::{RuntimeError, lower};
 
@@ -15,14 +15,18 @@ pub struct StepWork {
     pub matrix_flops: f64,
     /// Arithmetic of all kinds.
     pub flops: f64,
-    /// Bytes read and written.
+    /// Bytes read and written in memory of the device.
     pub bytes: u64,
+    /// Bytes of weights in memory of the host that are read.
+    pub host: HostTraffic,
 }
 
 /// The cost of steps that sample the next tokens, of any sequences, which are all prompts or all answers.
 #[derive(Clone, Debug)]
 pub struct StepCost {
     cost: Cost,
+    /// As lowered, for what it fetches.
+    graph: Graph,
     block_size: usize,
     windows: Vec<Option<usize>>,
 }
@@ -47,8 +51,10 @@ impl StepCost {
 
     fn of(graph: &Graph, model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
         let graph = served(graph, &["next"], context.div_ceil(model.block_size))?;
+        let graph = lower(&graph, &["next"], kernels)?;
         Ok(Self {
-            cost: lower(&graph, &["next"], kernels)?.cost(),
+            cost: graph.cost(),
+            graph,
             block_size: model.block_size,
             windows: model.state_groups.iter().map(|group| group.window).collect(),
         })
@@ -59,20 +65,29 @@ impl StepCost {
     /// # Errors
     /// A mistake of ours: when the graph costs in symbols that no step has.
     pub fn at(&self, sequences: &[(usize, usize)]) -> Result<StepWork> {
-        self.work(&self.cost, sequences)
+        let step = self.step(&self.cost, sequences);
+        let host = host_traffic(&self.graph, &step).map_err(RuntimeError::from)?;
+        let work = Self::work(&self.cost, &step)?;
+        // What is read in place does not come from memory of the device; what is copied is written there, too.
+        Ok(StepWork { bytes: work.bytes.saturating_sub(host.in_place) + host.copied, host, ..work })
     }
 
-    fn work(&self, cost: &Cost, sequences: &[(usize, usize)]) -> Result<StepWork> {
-        let step = with_reached(cost, self.bindings(sequences), sequences.iter().map(|s| s.1).sum());
-        let amount = |poly: &Poly| poly.eval(&step).map_err(|e| RuntimeError::from(GraphError::from(e)));
+    fn step(&self, cost: &Cost, sequences: &[(usize, usize)]) -> Bindings {
+        with_reached(cost, self.bindings(sequences), sequences.iter().map(|s| s.1).sum())
+    }
+
+    fn work(cost: &Cost, step: &Bindings) -> Result<StepWork> {
+        let amount = |poly: &Poly| poly.eval(step).map_err(|e| RuntimeError::from(GraphError::from(e)));
         Ok(StepWork {
             matrix_flops: amount(&cost.matrix_flops)? as f64,
             flops: amount(&cost.flops())? as f64,
             bytes: u64::try_from(amount(&cost.bytes())?).unwrap_or(u64::MAX),
+            host: HostTraffic::default(),
         })
     }
 
-    /// The work of one node of a lowered graph in such a step.
+    /// The work of one node of a lowered graph in such a step. Kernels that read a weight in memory of the host count its bytes
+    /// as those of the device.
     ///
     /// # Errors
     /// As for [`StepCost::at`].
@@ -82,7 +97,16 @@ impl StepCost {
         (func, node): (FuncId, usize),
         sequences: &[(usize, usize)],
     ) -> Result<StepWork> {
-        self.work(&graph.node_cost(func, node), sequences)
+        let node_of = &graph.function(func).nodes[node];
+        let cost = graph.node_cost(func, node);
+        let work = Self::work(&cost, &self.step(&cost, sequences))?;
+        match (&node_of.op, node_of.outputs.first()) {
+            (Op::Prim(Prim::Fetch(_)), Some(weight)) => {
+                let copied = weight.bytes().as_const().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+                Ok(StepWork { bytes: copied, host: HostTraffic { copied, in_place: 0 }, ..work })
+            }
+            _ => Ok(work),
+        }
     }
 
     fn bindings(&self, sequences: &[(usize, usize)]) -> Bindings {

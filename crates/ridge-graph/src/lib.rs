@@ -55,7 +55,7 @@ pub use graph::{
 pub use jvp::jvp;
 pub use poly::Poly;
 pub use prim::samples::prim_registry;
-pub use prim::{Binary, CollectiveKind, Combine, Compare, Literal, Memory, Prim, Unary};
+pub use prim::{Binary, CollectiveKind, Combine, Compare, Fetch, Literal, Memory, Prim, Unary};
 pub use registry::{OpEntry, OpRegistry, SampleFn};
 pub use sampler_settings::{MAX_SETTING, SAMPLER_SETTINGS};
 pub use shape::Shape;

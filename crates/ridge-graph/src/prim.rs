@@ -17,7 +17,7 @@ use crate::format::FormatRef;
 use crate::shape::Shape;
 use crate::work::Work;
 
-pub use kinds::{Binary, CollectiveKind, Combine, Compare, Literal, Memory, Unary};
+pub use kinds::{Binary, CollectiveKind, Combine, Compare, Fetch, Literal, Memory, Unary};
 
 /// A primitive with its static attributes.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,6 +112,10 @@ pub enum Prim {
     /// The same tensor in another memory. What is in memory of the host while other things are computed takes none of the
     /// device's.
     Move(Memory),
+    /// A parameter that is kept in memory of the host, in memory of the device, ahead of the call that reads it. The same value, in
+    /// whatever format it is stored. Where [`Fetch::is_in_place`] holds, a plan copies nothing and gives the reader the
+    /// parameter itself.
+    Fetch(Fetch),
     /// Communication over mesh axis `mesh` of `ranks` ranks.
     Collective { kind: CollectiveKind, mesh: Arc<str>, ranks: usize },
 }
@@ -190,6 +194,7 @@ impl Prim {
             Self::Assemble { .. } => "assemble",
             Self::Move(Memory::Host) => "to_host",
             Self::Move(Memory::Device) => "to_device",
+            Self::Fetch(_) => "fetch",
             Self::Collective { kind, .. } => kind.name(),
         }
     }
@@ -228,6 +233,7 @@ impl Prim {
                 }
             }
             Self::Component(index) => format!("{index}"),
+            Self::Fetch(Fetch { rows, in_place, .. }) if *in_place > 0 => format!("unless {rows} <= {in_place}"),
             Self::Collective { mesh, ranks, kind } => {
                 let said = match kind {
                     CollectiveKind::AllToAll { split, concat } => format!(", split={split}, concat={concat}"),
@@ -247,6 +253,7 @@ impl Prim {
             | Self::StateRead
             | Self::StateWrite
             | Self::Move(_)
+            | Self::Fetch(_)
             | Self::Assemble { .. } => String::new(),
         }
     }

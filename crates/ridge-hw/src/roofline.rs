@@ -37,6 +37,8 @@ pub enum Bound {
     Memory,
     /// The arithmetic takes at least as long as moving the bytes.
     Compute,
+    /// Bytes in memory of the host take longest to cross the link to it.
+    HostLink,
 }
 
 impl fmt::Display for Bound {
@@ -44,6 +46,7 @@ impl fmt::Display for Bound {
         f.pad(match self {
             Self::Memory => "memory",
             Self::Compute => "compute",
+            Self::HostLink => "host link",
         })
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::module::{Module, StateGroup};
 use ridge_graph::ops::{PagedAttention, SampleToken};
-use ridge_graph::passes::{Activations, round_activations};
+use std::collections::BTreeSet;
+
+use ridge_graph::passes::{Activations, fetch_weights, round_activations};
 use ridge_graph::{
     Arg, Bindings, Builder, Cost, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var,
 };
@@ -62,6 +64,13 @@ impl Model {
         round_activations(&mut self.module.graph, prompts);
         round_activations(&mut other, answers);
         self.answers = (other != self.graph).then_some(other);
+    }
+
+    /// Makes steps copy the weights of these names, which are kept in memory of the host, ahead of their use where they
+    /// would read them more than once: [`fetch_weights`].
+    pub fn fetch(&mut self, names: &BTreeSet<String>) {
+        let graphs = std::iter::once(&mut self.module.graph).chain(&mut self.answers);
+        graphs.for_each(|graph| fetch_weights(graph, names));
     }
 }
 

@@ -147,6 +147,24 @@ pub trait Backend: Send + Sync {
         self.allocate(bytes)
     }
 
+    /// The bytes of a weight in memory of the host, where kernels read them in place, so that it takes none of the device's; the
+    /// same buffer where the device has no memory of its own.
+    ///
+    /// # Errors
+    /// When the buffer is another backend's, or memory runs out.
+    fn moved_to_host(&self, buffer: &Buffer) -> Result<Buffer> {
+        Ok(buffer.clone())
+    }
+
+    /// Bytes a second that copies from memory of the host to that of the device reach, measured now; `None` where the device
+    /// has no memory of its own.
+    ///
+    /// # Errors
+    /// When memory runs out, or the device failed.
+    fn host_link(&self) -> Result<Option<f64>> {
+        Ok(None)
+    }
+
     /// May steps and [`write`](Backend::write) change the buffer? Not where [`upload`](Backend::upload) left the bytes in a
     /// mapped file or in another layout.
     fn is_writable(&self, _buffer: &Buffer) -> bool {

@@ -30,7 +30,7 @@ struct Operands {
 
 /// Does the node communicate with other ranks, or copy between the memories of device and host?
 pub(crate) fn runs_beside(op: &Op) -> bool {
-    matches!(op, Op::Prim(Prim::Move(_)))
+    matches!(op, Op::Prim(Prim::Move(_) | Prim::Fetch(_)))
         || matches!(op, Op::Prim(Prim::Collective { kind, ranks, .. }) if *ranks > 1 && !matches!(kind, CollectiveKind::Split(_)))
 }
 

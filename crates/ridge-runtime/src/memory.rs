@@ -15,6 +15,8 @@ pub enum MemoryOwner {
     /// Values of the plan, scratch memory of launches and preparations of kernels: one block, which all buckets of a
     /// backend share, as large as the largest needs it.
     Workspace,
+    /// Weights that are kept in memory of the host, where steps read them or copy them from.
+    HostWeights,
     /// States that are kept in memory of the host, where steps read and write them.
     HostStates,
     /// Values that a step of the plan keeps in memory of the host meanwhile: one block, shared as the workspace is.
@@ -39,10 +41,11 @@ pub enum MemoryOwner {
 
 impl MemoryOwner {
     /// All owners, in the order in which they are shown.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Weights,
         Self::States,
         Self::Workspace,
+        Self::HostWeights,
         Self::HostStates,
         Self::HostWorkspace,
         Self::Inputs,
@@ -61,6 +64,7 @@ impl MemoryOwner {
             Self::Weights => "weights",
             Self::States => "states",
             Self::Workspace => "workspace",
+            Self::HostWeights => "offloaded weights",
             Self::HostStates => "offloaded states",
             Self::HostWorkspace => "offloaded values",
             Self::Inputs => "inputs",
@@ -76,7 +80,7 @@ impl MemoryOwner {
 
     /// Is it memory of the host, where the device has memory of its own?
     pub fn is_host(self) -> bool {
-        matches!(self, Self::HostStates | Self::HostWorkspace | Self::HostStaging | Self::Upload)
+        matches!(self, Self::HostWeights | Self::HostStates | Self::HostWorkspace | Self::HostStaging | Self::Upload)
     }
 
     /// Does each bucket have its own, rather than all of a backend one?

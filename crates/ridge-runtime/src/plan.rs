@@ -104,6 +104,8 @@ impl Planner<'_> {
         // Frame memory to give back after each node.
         let mut dying: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); function.nodes.len()];
         for (index, node) in function.nodes.iter().enumerate() {
+            // What the function gives has memory of its own.
+            let in_place = self.is_in_place(node)? && !given.contains_key(&function.var(index, 0));
             for (out, ty) in node.outputs.iter().enumerate() {
                 let var = function.var(index, out);
                 let spot = if let Op::Arg(arg) = node.op {
@@ -117,6 +119,8 @@ impl Planner<'_> {
                     }
                 } else if let Some(source) = alias_of(function, var) {
                     frame.spots[source.index()][source.out as usize]
+                } else if in_place {
+                    frame.spots[node.inputs[0].index()][node.inputs[0].out as usize]
                 } else if let Some(output) = given.get(&var) {
                     Spot::Output(*output, 0)
                 } else {
@@ -136,7 +140,7 @@ impl Planner<'_> {
                     frame.callee_frames[index][memory] = offset;
                     dying[index].push((memory, offset, bytes));
                 }
-            } else if !is_view(node) {
+            } else if !is_view(node) && !in_place {
                 frame.kernels[index] = Some(self.kernel(func, index)?);
             }
             for (memory, offset, bytes) in dying[index].drain(..) {
@@ -145,6 +149,14 @@ impl Planner<'_> {
         }
         frame.bytes = free.map(|free| free.high_water);
         Ok(frame)
+    }
+
+    /// Is `node` a fetch of a parameter that the step reads where it is kept?
+    fn is_in_place(&self, node: &Node) -> Result<bool> {
+        match &node.op {
+            Op::Prim(Prim::Fetch(fetch)) => Ok(fetch.is_in_place(self.bindings)?),
+            _ => Ok(false),
+        }
     }
 
     fn kernel(&mut self, func: FuncId, node: usize) -> Result<usize> {

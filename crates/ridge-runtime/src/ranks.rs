@@ -97,6 +97,11 @@ impl Backend for Ranks {
         self.buffer(bytes, |rank| rank.allocate_on_host(bytes))
     }
 
+    fn moved_to_host(&self, buffer: &Buffer) -> Result<Buffer> {
+        let buffers = self.parts(buffer)?.map(|(rank, buffer)| rank.moved_to_host(buffer)).collect::<Result<_>>()?;
+        Ok(Buffer::new(buffer.bytes(), RankBuffers(buffers)))
+    }
+
     fn is_writable(&self, buffer: &Buffer) -> bool {
         self.parts(buffer).is_ok_and(|mut parts| parts.all(|(rank, buffer)| rank.is_writable(buffer)))
     }

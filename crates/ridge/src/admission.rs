@@ -230,7 +230,7 @@ pub(crate) fn check_memory(
 ) -> Result<()> {
     let cache = cache_bytes(model, cached);
     let weights = Bytes(model.weight_bytes());
-    let refused = |what, needed, smaller| Err(Error::Memory { what, needed, available, smaller });
+    let refused = |what, needed, smaller| Err(Error::Memory { what, needed, available, smaller, or_on_host: false });
     if weights > available {
         return refused("the weights", weights, Smaller::Model);
     }

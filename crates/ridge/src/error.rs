@@ -18,7 +18,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// What a model allocates does not fit into what this process may take.
-    #[error("{what} need {needed}, but only {available} is available to this process; {}", smaller.remedy())]
+    #[error(
+        "{what} need {needed}, but only {available} is available to this process; {}{}", smaller.remedy(), other(*or_on_host)
+    )]
     Memory {
         /// What needs it.
         what: &'static str,
@@ -28,6 +30,8 @@ pub enum Error {
         available: Bytes,
         /// What would need less.
         smaller: Smaller,
+        /// Would it fit with weights in memory of the host, for which [`Placement::gpu_memory`](crate::Placement) asks?
+        or_on_host: bool,
     },
 
     /// A model that can be planned only.
@@ -95,6 +99,15 @@ pub enum Smaller {
     Cache,
     /// Steps of fewer tokens.
     Chunk,
+    /// Nothing but a higher limit of the GPU's memory, or less than weights: all of those that may be are on the host already.
+    Limit,
+    /// More weights on the GPU, since the host lacks memory for them.
+    Host,
+}
+
+/// The other way out.
+fn other(on_host: bool) -> &'static str {
+    if on_host { ", or limit the GPU's memory, so that weights are kept in memory of the host" } else { "" }
 }
 
 impl Smaller {
@@ -103,6 +116,8 @@ impl Smaller {
             Self::Model => "use a smaller model, or store its matrices in q8_0",
             Self::Cache => "shorten the context, or store the cache in bf16",
             Self::Chunk => "process fewer prompt tokens per step",
+            Self::Limit => "raise the limit, shorten the context, or process fewer prompt tokens per step",
+            Self::Host => "raise the limit of the GPU's memory, or use a smaller model",
         }
     }
 }

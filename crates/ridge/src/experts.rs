@@ -95,7 +95,7 @@ impl ExpertBench {
         let weight_bytes = module.weight_bytes();
         if let Some(available) = device.available.filter(|available| available.0 < weight_bytes) {
             let (what, needed) = ("the weights", Bytes(weight_bytes));
-            return Err(Error::Memory { what, needed, available, smaller: Smaller::Model });
+            return Err(Error::Memory { what, needed, available, smaller: Smaller::Model, or_on_host: false });
         }
         let mut session = Session::new(device.backend);
         let graph = module.graph.clone();

@@ -36,12 +36,14 @@
 //!
 //! Behind these stand the functions that `ridge` the command uses, with every setting: `load` brings a model to a device,
 //! `admission` says what it allocates there before it does, `placement` opens devices, `rates` measures what a model's
-//! speed is compared with. [`train::Trainer`] trains one. Read them in the order `settings`, `placement`, `admission`, `load`, `model`,
+//! speed is compared with. [`train::Trainer`] trains one. `host_weights` chooses weights that leave a GPU. Read them in the order `settings`, `placement`, `admission`, `host_weights`, `load`, `model`,
 //! `trainer`.
 
 mod admission;
 mod error;
 mod experts;
+mod host_plan;
+mod host_weights;
 mod load;
 mod model;
 mod placement;
@@ -61,6 +63,8 @@ pub mod train {
 pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};
 pub use error::{Error, Result, Smaller};
 pub use experts::{DispatchTime, ExpertBench, ExpertBenchSettings};
+pub use host_plan::{HostPlan, HostPlanSettings};
+pub use host_weights::HostWeights;
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
     estimate_memory, load_embedder, load_engine, load_model, load_network, round_network,

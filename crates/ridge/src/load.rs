@@ -10,7 +10,8 @@ use ridge_models::{BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Netw
 use ridge_runtime::{Backend, Session};
 
 use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Smaller};
+use crate::host_weights::{HostWeights, keep_on_host};
 use crate::placement::{OpenDevice, Placement};
 use crate::settings::NumberSettings;
 
@@ -48,6 +49,15 @@ pub enum LoadNote {
         tensors: usize,
         /// One of them.
         example: String,
+    },
+    /// Some weights are kept in memory of the host, since the GPU may not take all: each step is bound by the link to it.
+    OnHost {
+        /// How many.
+        tensors: usize,
+        /// Bytes of them.
+        bytes: Bytes,
+        /// Bytes of all weights.
+        of: Bytes,
     },
 }
 
@@ -132,6 +142,11 @@ pub fn load_network(
     let device = OpenDevice::open(placement)?;
     round_network(&mut network, numbers, device.is_cpu());
     let total = network.module().weight_bytes();
+    // Where a limit was set. These networks are loaded whole.
+    if let Some(available) = device.available.filter(|available| device.keeps_on_host && available.0 < total) {
+        let (what, needed) = ("the weights", Bytes(total));
+        return Err(Error::Memory { what, needed, available, smaller: Smaller::Model, or_on_host: false });
+    }
     let mut session = Session::new(device.backend);
     network.module().load(&source, &mut session, None, |done| observer.loading(done, total))?;
     Ok(LoadedNetwork { session, network })
@@ -217,7 +232,7 @@ pub fn load_engine(
     let workspace =
         |model: &Decoder, backend: &dyn Backend| engine_bytes(model, backend, EnginePrograms::Sampling, largest);
     let options = EngineOptions { context, sequences: 1, chunk, blocks: None };
-    let LoadedModel { session, model, device, threads } =
+    let LoadedModel { session, model, device, threads, .. } =
         load_model(files, config, numbers, run, CacheSize::Engine(options), workspace, observer)?;
     let engine = Engine::new(session, &model, options)?;
     Ok(LoadedEngine { engine, model, device, threads })
@@ -233,6 +248,8 @@ pub struct LoadedModel {
     pub device: String,
     /// Threads that compute, of a CPU; `None` of a GPU.
     pub threads: Option<usize>,
+    /// The weights that are kept in memory of the host rather than on the device.
+    pub on_host: HostWeights,
 }
 
 /// A model before its weights are loaded.
@@ -240,6 +257,39 @@ struct PlacedModel {
     source: WeightSource,
     model: Decoder,
     device: OpenDevice,
+}
+
+impl PlacedModel {
+    /// Requires that the model fits with a cache of this size and the bytes that `workspace` returns. Where the GPU's memory is
+    /// limited, weights leave it for memory of the host until the rest fits.
+    ///
+    /// # Errors
+    /// Says what does not fit, and what makes it smaller.
+    fn admit(
+        &mut self,
+        cached: CacheSize,
+        workspace: impl Fn(&Decoder, &dyn Backend) -> Result<Bytes>,
+        observer: &mut dyn LoadObserver,
+    ) -> Result<HostWeights> {
+        let Some(available) = self.device.available else { return Ok(HostWeights::default()) };
+        let backend = &*self.device.backend;
+        let refused = match check_memory(&self.model, cached, || workspace(&self.model, backend), available) {
+            Ok(()) => return Ok(HostWeights::default()),
+            Err(refused) => refused,
+        };
+        match refused {
+            Error::Memory { .. } if self.device.keeps_on_host => {}
+            Error::Memory { what, needed, available, smaller, .. } => {
+                return Err(Error::Memory { what, needed, available, smaller, or_on_host: !self.device.is_cpu() });
+            }
+            other => return Err(other),
+        }
+        let (cache, of) = (cache_bytes(&self.model, cached), Bytes(self.model.weight_bytes()));
+        let host = ridge_hw::cpu::Cpu::detect().available_memory();
+        let kept = keep_on_host(&mut self.model, cache, |model| workspace(model, backend), available, host)?;
+        observer.note(LoadNote::OnHost { tensors: kept.names.len(), bytes: kept.bytes, of });
+        Ok(kept)
+    }
 }
 
 fn place(
@@ -283,24 +333,26 @@ pub fn load_model(
     workspace: impl Fn(&Decoder, &dyn Backend) -> Result<Bytes>,
     observer: &mut dyn LoadObserver,
 ) -> Result<LoadedModel> {
-    let PlacedModel { source, model, device } = place(files, config, numbers, run, observer)?;
-    if let Some(available) = device.available {
-        check_memory(&model, cached, || workspace(&model, &*device.backend), available)?;
-    }
+    let mut placed = place(files, config, numbers, run, observer)?;
+    let on_host = placed.admit(cached, workspace, observer)?;
+    let PlacedModel { source, model, device } = placed;
     let mut session = Session::new(device.backend);
+    session.keep_on_host(on_host.names.iter().map(String::as_str));
     ridge_engine::declare(&session, &model, run.context)?;
     let total = model.weight_bytes();
     let rank = run.placement.tensor_parallel.rank();
     model.load(&source, &mut session, rank, |done| observer.loading(done, total))?;
-    Ok(LoadedModel { session, model, device: device.name, threads: device.threads })
+    Ok(LoadedModel { session, model, device: device.name, threads: device.threads, on_host })
 }
 
 /// What [`load_model`] and an engine after it would allocate, of one rank where there are several.
 pub struct MemoryEstimate {
     /// Name of the device.
     pub device: String,
-    /// The weights.
+    /// The weights, but for those in memory of the host.
     pub weights: Bytes,
+    /// Weights in memory of the host.
+    pub on_host: Bytes,
     /// Keys, values and tokens.
     pub cache: Bytes,
     /// Tokens of a block of the cache.
@@ -324,13 +376,72 @@ pub fn estimate_memory(
     workspace: impl Fn(&Decoder, &dyn Backend) -> Result<Bytes>,
     observer: &mut dyn LoadObserver,
 ) -> Result<MemoryEstimate> {
-    let PlacedModel { model, device, .. } = place(files, config, numbers, run, observer)?;
+    let mut placed = place(files, config, numbers, run, observer)?;
+    let on_host = match placed.device.keeps_on_host {
+        true => placed.admit(cached, &workspace, observer)?.bytes,
+        false => Bytes(0),
+    };
+    let PlacedModel { model, device, .. } = placed;
     Ok(MemoryEstimate {
-        weights: Bytes(model.weight_bytes()),
+        weights: Bytes(model.weight_bytes() - on_host.0),
+        on_host,
         cache: cache_bytes(&model, cached),
         block_size: model.block_size,
         workspace: workspace(&model, &*device.backend)?,
         device: device.name,
         available: device.available,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_engine::{Request, Sampling};
+    use ridge_runtime::MemoryOwner;
+
+    use super::*;
+    use crate::host_weights::tests::config_text;
+    use crate::placement::Device;
+
+    const CONTEXT: usize = 128;
+
+    #[test]
+    fn a_gpu_of_limited_memory_stays_within_it_and_gives_the_same_tokens() {
+        let limited = |gpu_memory| Placement { gpu_memory, ..Device::Cuda(0).into() };
+        if let Err(why) = OpenDevice::open(&limited(None)) {
+            ridge_testing::skip!("{why}");
+        }
+        let files = ModelFiles::of_text("a mixture of experts", &config_text());
+        let config = files.config().unwrap();
+        let numbers = NumberSettings { dtype: Some(DType::BF16), ..NumberSettings::default() };
+        let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
+        let cached = CacheSize::Engine(options);
+        let workspace = |model: &Decoder, backend: &dyn Backend| {
+            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT };
+            engine_bytes(model, backend, EnginePrograms::Sampling, largest)
+        };
+        let run = |placement| RunSettings { placement, context: CONTEXT, prompt: 64, chunk: 64, random_weights: true };
+        let whole =
+            estimate_memory(&files, &config, &numbers, &run(limited(None)), cached, workspace, &mut ()).unwrap();
+        let limit = Bytes(whole.weights.0 / 4 * 3 + whole.cache.0 + whole.workspace.0);
+        let tokens = |placement: Placement| {
+            let limit = placement.gpu_memory;
+            let loaded = load_model(&files, &config, &numbers, &run(placement), cached, workspace, &mut ()).unwrap();
+            let backend = std::sync::Arc::clone(loaded.session.backend());
+            let mut engine = Engine::new(loaded.session, &loaded.model, options).unwrap();
+            let prompt = (1..50).collect();
+            let request = Request { prompt, sampling: Sampling::GREEDY, max_tokens: 30, stop_tokens: Vec::new() };
+            let generated = engine.generate(&request, |_| std::ops::ControlFlow::Continue(())).unwrap();
+            let live = backend.memory().live;
+            assert_eq!(live.get(MemoryOwner::HostWeights) as u64, loaded.on_host.bytes.0);
+            if let Some(limit) = limit {
+                assert!(
+                    loaded.on_host.bytes.0 > 0 && live.on_device() as u64 <= limit.0,
+                    "{} of {limit}",
+                    live.on_device()
+                );
+            }
+            generated.tokens
+        };
+        assert_eq!(tokens(limited(Some(limit))), tokens(limited(None)));
+    }
 }

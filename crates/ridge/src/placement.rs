@@ -34,6 +34,9 @@ pub struct Placement {
     pub threads: Option<usize>,
     /// Over how many ranks each layer is cut.
     pub tensor_parallel: TensorParallel,
+    /// Maximum number of bytes to allocate on each GPU. Weights for which that is not enough are kept in memory of the host,
+    /// where the GPU reads them at the rate of its link. `None` for all memory that is free, and no weights on the host.
+    pub gpu_memory: Option<Bytes>,
 }
 
 /// Over how many ranks each layer of a model is cut, and where they are.
@@ -101,6 +104,8 @@ pub struct OpenDevice {
     pub threads: Option<usize>,
     /// Bytes of its memory that this process may still allocate for one rank, if known.
     pub available: Option<Bytes>,
+    /// May weights be kept in memory of the host? Only where [`Placement::gpu_memory`] asks for it.
+    pub keeps_on_host: bool,
 }
 
 impl OpenDevice {
@@ -110,11 +115,25 @@ impl OpenDevice {
     /// When a GPU is asked for and there is none, or a library of NVIDIA's is missing; when threads cannot be started;
     /// when there are more ranks than the device has room for.
     pub fn open(placement: &Placement) -> Result<Self> {
-        match placement.device {
+        let opened = match placement.device {
             Device::Cpu => Self::cpu(placement),
-            Device::Cuda(ordinal) => Self::cuda(ordinal, &placement.tensor_parallel),
-            Device::Auto => Self::cuda(0, &placement.tensor_parallel).or_else(|_| Self::cpu(placement)),
+            Device::Cuda(ordinal) => Self::cuda(ordinal, placement),
+            Device::Auto => Self::cuda(0, placement).or_else(|_| Self::cpu(placement)),
+        }?;
+        match placement.gpu_memory {
+            Some(limit) => opened.limited(limit),
+            None => Ok(opened),
         }
+    }
+
+    /// The same, with at most so many bytes on it.
+    fn limited(self, limit: Bytes) -> Result<Self> {
+        if self.is_cpu() {
+            let why = "has no memory of its own to limit; leave --gpu-memory out, or use --device cuda".to_owned();
+            return Err(Error::Device { device: "cpu".to_owned(), why });
+        }
+        let available = self.available.map_or(limit, |free| Bytes(free.0.min(limit.0)));
+        Ok(Self { available: Some(available), keeps_on_host: true, ..self })
     }
 
     /// Whether it is the CPU.
@@ -139,6 +158,7 @@ impl OpenDevice {
             name: cpu.name().to_owned(),
             threads: Some(cpu.threads()),
             available: available.map(|bytes| Bytes(bytes.0 / tensor_parallel.ranks().max(1) as u64)),
+            keeps_on_host: false,
             backend: Arc::new(cpu),
         })
     }
@@ -158,12 +178,13 @@ impl OpenDevice {
             name: backend.name().to_owned(),
             threads: Some(each * ranks),
             available: available.map(|bytes| Bytes(bytes.0 / ranks as u64)),
+            keeps_on_host: false,
             backend: Arc::new(backend),
         })
     }
 
-    fn cuda(ordinal: usize, tensor_parallel: &TensorParallel) -> Result<Self> {
-        let options = match tensor_parallel {
+    fn cuda(ordinal: usize, placement: &Placement) -> Result<Self> {
+        let options = match &placement.tensor_parallel {
             TensorParallel::None | TensorParallel::Here(0 | 1) => CudaOptions { ordinal, ..CudaOptions::default() },
             TensorParallel::Processes(cluster) => {
                 let mesh = HashMap::from([(AXIS.to_owned(), cluster.group())]);
@@ -177,11 +198,13 @@ impl OpenDevice {
                 return Err(Error::Device { device: format!("cuda:{ordinal}"), why });
             }
         };
-        let cuda = Cuda::new(options)?;
+        let memory_limit = placement.gpu_memory.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX));
+        let cuda = Cuda::new(CudaOptions { memory_limit, ..options })?;
         Ok(Self {
             name: cuda.gpu().to_owned(),
             threads: None,
             available: Some(Bytes(cuda.free_memory()? as u64)),
+            keeps_on_host: false,
             backend: Arc::new(cuda),
         })
     }

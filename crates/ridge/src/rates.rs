@@ -6,10 +6,11 @@ use ridge_graph::ops::Quantize;
 use ridge_graph::passes::Activations;
 use ridge_graph::{DType, Graph, Op, Role};
 use ridge_hw::figure::Figure;
-use ridge_hw::roofline::Roofline;
+use ridge_hw::roofline::{Bound, Roofline};
 use ridge_hw::spec::{DeviceSpec, Precision};
-use ridge_hw::units::{Bytes, BytesPerSecond, FlopsPerSecond};
+use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use ridge_models::Model;
+use ridge_runtime::Backend;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -19,12 +20,14 @@ const BUDGET: Duration = Duration::from_millis(300);
 /// Maximum number of bytes that the measurement of memory reads.
 const MAX_READ: Bytes = Bytes::from_gib(1);
 
-/// Rates of a device: measured of a CPU, specified of a GPU.
+/// Rates of a device: measured of a CPU, specified of a GPU, but for the link to the host, which is measured.
 pub struct DeviceRates {
     /// Of its memory.
     pub memory: Figure<BytesPerSecond>,
     /// Of matrix products.
     pub arithmetic: Figure<FlopsPerSecond>,
+    /// Of copies from memory of the host, where weights are kept there.
+    pub host_link: Option<Figure<BytesPerSecond>>,
 }
 
 impl DeviceRates {
@@ -40,7 +43,11 @@ impl DeviceRates {
         now("measuring memory");
         let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads)?.read(threads, BUDGET);
         now("measuring matrix products");
-        Ok(Self { memory, arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)? })
+        Ok(Self {
+            memory,
+            host_link: None,
+            arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)?,
+        })
     }
 
     /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights, or of fp8 where
@@ -58,7 +65,36 @@ impl DeviceRates {
             let why = format!("the sheet of {} has no matrix-product rate to compare with", sheet.name);
             return Err(refused(gpu, why));
         };
-        Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })
+        Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic, host_link: None })
+    }
+
+    /// These rates with that of the link to memory of the host, measured now.
+    ///
+    /// # Errors
+    /// When memory runs out, or the device failed.
+    pub fn with_host_link(self, backend: &dyn Backend) -> Result<Self> {
+        let method = "copies of up to 64 MiB from page-locked memory of the host, the best of 5 runs";
+        let host_link = backend.host_link()?.map(|rate| Figure::measured(BytesPerSecond(rate), method));
+        Ok(Self { host_link, ..self })
+    }
+
+    /// The least time of a step: the longest of arithmetic, of traffic in memory of the device, and of what is read from memory
+    /// of the host, each alone.
+    pub fn floor(&self, flops: Flops, bytes: Bytes, host: Bytes) -> Seconds {
+        self.roofline().floor(flops, bytes).max(self.link_seconds(host))
+    }
+
+    /// Which of the three takes longest.
+    pub fn bound(&self, flops: Flops, bytes: Bytes, host: Bytes) -> Bound {
+        let roofline = self.roofline();
+        match self.link_seconds(host) > roofline.floor(flops, bytes) {
+            true => Bound::HostLink,
+            false => roofline.bound(flops, bytes),
+        }
+    }
+
+    fn link_seconds(&self, host: Bytes) -> Seconds {
+        self.host_link.as_ref().map_or(Seconds(0.0), |link| host / link.value)
     }
 
     /// The roofline of both.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use ridge::{Cluster, Device, JoinSettings, Placement, TensorParallel};
+use ridge_hw::units::Bytes;
 
 use super::numbers::{MAX_THREADS, whole};
 use crate::error::{Error, refused};
@@ -25,7 +26,34 @@ pub(crate) struct DeviceArgs {
 
 impl DeviceArgs {
     pub(crate) fn placement(&self) -> Placement {
-        Placement { device: self.device, threads: self.threads, tensor_parallel: TensorParallel::None }
+        Placement { device: self.device, threads: self.threads, ..Placement::default() }
+    }
+}
+
+/// The device, for commands that can keep weights in memory of the host.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LimitedDeviceArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+
+    /// Maximum memory to allocate on the GPU, such as 24GiB; weights that do not fit stay in page-locked host memory, experts
+    /// first, and are read over the host link [default: all free memory, and no weights on the host]
+    #[arg(long, value_name = "SIZE", value_parser = gpu_memory, help_heading = "Running")]
+    gpu_memory: Option<Bytes>,
+}
+
+impl LimitedDeviceArgs {
+    pub(crate) fn placement(&self) -> Placement {
+        Placement { gpu_memory: self.gpu_memory, ..self.device.placement() }
+    }
+}
+
+/// Parses the most memory of a GPU.
+pub(crate) fn gpu_memory(typed: &str) -> Result<Bytes, String> {
+    match typed.parse() {
+        Ok(Bytes(0)) => Err("must be above 0, such as 24GiB".to_owned()),
+        Ok(bytes) => Ok(bytes),
+        Err(why) => Err(ridge_hw::units::UnitError::to_string(&why)),
     }
 }
 

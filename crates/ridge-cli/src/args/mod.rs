@@ -5,7 +5,7 @@ mod model_numbers;
 mod numbers;
 mod sampling;
 
-pub(crate) use device::{DeviceArgs, ParallelArgs};
+pub(crate) use device::{DeviceArgs, LimitedDeviceArgs, ParallelArgs, gpu_memory};
 pub(crate) use model_numbers::{FLOATS, ModelSettings, NumberArgs, formats};
 pub(crate) use numbers::{MAX_COUNT, MAX_THREADS, whole};
 pub(crate) use sampling::{SamplingArgs, SamplingSettings, change_setting, decimal, settings_json};

@@ -60,6 +60,22 @@ fn without_a_gpu_every_command_that_takes_cuda_fails_alike() {
     }
 }
 
+#[test]
+fn a_limit_of_gpu_memory_is_a_size_and_needs_a_gpu() {
+    for command in ["generate", "bench", "serve"] {
+        for (size, wanted) in [
+            ("24", "add its unit"),
+            ("lots", "is not a number with a unit"),
+            ("0GiB", "must be above 0"),
+            ("24GiB", "has no memory of its own to limit; leave --gpu-memory out"),
+        ] {
+            let ran = ends(&[command, "--gpu-memory", size]);
+            assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{command} {size}: {}", ran.stderr);
+            assert!(ran.stderr.contains(wanted), "{command} {size}: {}", ran.stderr);
+        }
+    }
+}
+
 /// A new command that takes `--device` belongs into the test above.
 #[test]
 fn commands_that_take_a_device_are_listed_above() {

@@ -178,6 +178,7 @@ fn what_does_not_fit_is_said_with_what_would() {
         ("plan serve Qwen3-8B.json --batch 100000", "fit next to the weights"),
         ("plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 100000", "does not fit: no sequence"),
         ("plan train Meta-Llama-3.1-405B.json --gpus 1 --tp 1", "does not fit"),
+        ("plan fit Qwen3-30B-A3B.json --gpu-memory 1GiB", "does not fit: what stays on the GPU"),
     ] {
         assert!(answer(line).contains(wanted), "{line}");
         if !line.starts_with("plan train") {
@@ -189,6 +190,39 @@ fn what_does_not_fit_is_said_with_what_would() {
     let said = answer("plan train Meta-Llama-3.1-70B.json --gpus 8");
     assert!(said.contains("the closest is ") && said.contains("recompute-full"), "{said}");
     assert!(!said.contains("compute-optimal"), "{said}");
+}
+
+#[test]
+fn a_limit_of_gpu_memory_keeps_weights_in_host_memory() {
+    let line = "plan fit Qwen3-30B-A3B.json --device H100 --context 1024 --host-link 50GB/s --json";
+    let plan = |limit: &str| json(&format!("{line} --gpu-memory {limit}"));
+    let number = |value: &Value| value.as_f64().unwrap();
+    let (whole, half, least) = (plan("70GiB"), plan("24GiB"), plan("8GiB"));
+    assert_eq!(whole["host_weight_bytes"], 0);
+    let total = number(&whole["gpu_weight_bytes"]);
+    for plan in [&half, &least] {
+        assert_eq!(number(&plan["gpu_weight_bytes"]) + number(&plan["host_weight_bytes"]), total);
+        let used = ["gpu_weight_bytes", "cache_bytes", "workspace_bytes"].map(|what| number(&plan[what]));
+        assert!(used.iter().sum::<f64>() <= number(&plan["gpu_memory"]));
+    }
+    assert!(number(&half["host_weight_bytes"]) < number(&least["host_weight_bytes"]));
+    // The embedding and experts: of 128 of these a token reads 8.
+    let names = |plan: &Value| plan["host_weights"].as_array().unwrap().clone();
+    assert!(names(&half).iter().all(|n| [".experts.", "embed_tokens"].iter().any(|w| n.as_str().unwrap().contains(w))));
+    let embedding = 151_936.0 * 2048.0 * 2.0;
+    let step = |plan: &Value, nth: usize| plan["steps"][nth].clone();
+    let token = step(&half, 0);
+    let expected = (number(&half["host_weight_bytes"]) - embedding) * 8.0 / 128.0;
+    assert_eq!(number(&token["host_bytes"]), expected);
+    assert_eq!(token["host_bytes"], token["host_bytes_in_place"]);
+    assert_eq!((&token["limit"], &step(&whole, 0)["limit"]), (&"host_link".into(), &"memory".into()));
+    assert!(number(&token["link_seconds"]) == expected / 50e9 && number(&token["seconds"]) > expected / 50e9);
+    // A prompt takes all experts over the link, and copies them.
+    let prompt = step(&half, 3);
+    assert_eq!(number(&prompt["host_bytes"]), number(&half["host_weight_bytes"]) - embedding);
+    assert_eq!(prompt["host_bytes_in_place"], 0);
+    let text = String::from_utf8(ridge("plan fit Qwen3-30B-A3B.json --gpu-memory 24GiB").stdout).unwrap();
+    assert!(text.contains("of weights (") && text.contains("host link"), "{text}");
 }
 
 #[test]
@@ -241,6 +275,14 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan kernel --threads 128 --registers 30 --stride 6", "the nearest below is 4"),
         ("plan serve Mixtral-8x7B-v0.1.json --tp 4 --ep 3", "which share the experts"),
         ("plan comm all-reduce 64Mb", "b means bits"),
+        ("plan fit Qwen3-8B.json --gpu-memory 24", "add its unit, as in 64MiB"),
+        ("plan fit Qwen3-8B.json --gpu-memory 0GiB", "must be above 0"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --tp 2", "plans are for one GPU"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --weights int4", "as the config publishes them"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --device B200", "give --host-link, such as 55GB/s"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --context 50000", "the longest is 40960"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --host-link 0GB/s", "must be above 0"),
+        ("plan fit Qwen3-8B.json --host-link 55GB/s", "--gpu-memory"),
         ("plan comm all-reduce 64", "add its unit, as in 64MiB"),
         ("plan comm all-reduce 64MiB --network 400Gbps", "write Gb/s for bits, GB/s for bytes"),
         ("plan comm allreduce 64MiB", "must be one of all-reduce, all-gather"),

@@ -24,6 +24,12 @@ pub(super) fn copied(output: &OperandType, index: usize, view: View) -> Box<dyn 
     Box::new(Copied { index, view, elements, size })
 }
 
+/// The bytes of input 0, in whatever format it is stored.
+pub(super) fn bytes(output: &OperandType) -> Result<Box<dyn CpuKernel>, String> {
+    let bytes = [output.bytes()?];
+    Ok(Box::new(Copied { index: 0, view: View::broadcast(&bytes, &bytes), elements: bytes[0], size: 1 }))
+}
+
 /// Rows and columns that are transposed together, within a page and the cache lines of its rows.
 const TURN: usize = 32;
 

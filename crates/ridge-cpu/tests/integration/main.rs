@@ -4,6 +4,8 @@
 mod common;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]
 mod decoder;
+#[path = "../../../ridge-runtime/tests/common/host_weights.rs"]
+mod host_weights;
 #[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
 mod in_flight;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]

@@ -124,17 +124,22 @@ fn memory_that_is_written_may_be_bound_as_a_weight() {
     }
 }
 
-/// What is kept in memory of the host is loaded whole; shares of ranks are refused and change nothing.
+/// A device whose memory is the host's takes weights that are kept there as all others, those of ranks too.
 #[test]
-fn shares_are_no_parameters_in_memory_of_the_host() {
+fn weights_in_memory_of_the_host_give_the_same_bits() {
+    let cpu: std::sync::Arc<dyn ridge_runtime::Backend> =
+        std::sync::Arc::new(ridge_cpu::Cpu::new(ridge_cpu::CpuOptions::default()).unwrap());
+    crate::host_weights::hold(&cpu);
+}
+
+#[test]
+fn shares_of_ranks_are_kept_in_memory_of_the_host_too() {
     let cpu = ridge_cpu::Cpu::new(ridge_cpu::CpuOptions::default()).unwrap();
     let mut session = ridge_runtime::Session::new(std::sync::Arc::new(cpu));
     let ty = Type::tensor(DType::F32, [4]);
-    let data = || vec![ridge_runtime::WeightData::Owned(vec![1; 16])];
-    session.keep_on_host(["moment"]);
-    let error = session.load_shares("moment", &ty, vec![data()]).unwrap_err().to_string();
-    assert!(error.contains("`moment`: is kept in memory of the host") && error.contains("load it whole"), "{error}");
-    assert_eq!(session.version("moment"), None);
-    session.load("moment", &ty, data()).unwrap();
-    session.load_shares("weight", &ty, vec![data()]).unwrap();
+    let bytes: Vec<u8> = (0..16).collect();
+    session.keep_on_host(["weight"]);
+    session.load_shares("weight", &ty, vec![vec![ridge_runtime::WeightData::Owned(bytes.clone())]]).unwrap();
+    let buffer = session.state("weight").unwrap();
+    assert_eq!(session.backend().read(&buffer).unwrap(), bytes);
 }

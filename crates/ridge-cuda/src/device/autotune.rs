@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::DType;
-use ridge_runtime::{MemoryOwner, Result, RuntimeError};
+use ridge_runtime::{Result, RuntimeError};
 
 use super::{CudaDevice, DeviceMemory, LoadedKernel, lock};
 use crate::args;
@@ -79,14 +79,14 @@ impl CudaDevice {
         /// More than any cache.
         const COLD: usize = 128 << 20;
         self.count_timed();
-        let cold = self.allocate(COLD, MemoryOwner::Tuning)?;
+        let cold = self.allocate_to_time(COLD)?;
         let mut memory: Vec<(OperandSlot, DeviceMemory)> = Vec::new();
         for ((slot, _), dtype, _) in operands {
             // What shares a slot lies in it one behind another.
             let of = operands.iter().filter(|((s, _), ..)| s == slot);
             let bytes = of.map(|((_, at), dtype, elements)| at + elements * dtype.size_bytes()).max().unwrap_or(0);
             if memory.iter().all(|(s, _)| s != slot) {
-                let held = self.allocate(bytes, MemoryOwner::Tuning)?;
+                let held = self.allocate_to_time(bytes)?;
                 self.fill_random(&held, *dtype, bytes / dtype.size_bytes(), 7, 1e-3)?;
                 memory.push((*slot, held));
             }

@@ -51,6 +51,25 @@ impl DeviceMemory {
         Ok(Self { context: Arc::clone(context), address: pointer as Address, bytes, is_on_host: true, _charge: charge })
     }
 
+    /// Makes all of it zeros, which no launch uses yet and which is memory of the host.
+    pub(crate) fn zero_on_host(&mut self) {
+        assert!(self.is_on_host, "memory of the GPU is filled by the GPU");
+        if self.bytes > 0 {
+            // SAFETY: page-locked memory of this length, at one address for host and GPU, that only `self` knows of.
+            unsafe { (self.address as *mut u8).write_bytes(0, self.bytes) };
+        }
+    }
+
+    /// The bytes, where they are memory of the host; the GPU must not write them meanwhile.
+    pub(crate) fn host_bytes(&self) -> Option<&[u8]> {
+        match (self.is_on_host, self.bytes) {
+            (false, _) => None,
+            (true, 0) => Some(&[]),
+            // SAFETY: page-locked memory of this length, at one address for host and GPU, that lives as long as `self`.
+            (true, bytes) => Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, bytes) }),
+        }
+    }
+
     /// The memory of `buffer`.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ impl CudaDevice {
     /// Random numbers for the operands of a product.
     fn numbers_for(&self, shape: GemmShape) -> Result<(DeviceMemory, DeviceMemory, DeviceMemory)> {
         let make = |elements: usize, dtype: DType| {
-            let memory = self.allocate(elements * dtype.size_bytes(), MemoryOwner::Tuning)?;
+            let memory = self.allocate_to_time(elements * dtype.size_bytes())?;
             self.fill_random(&memory, dtype, elements, 7, 1e-3)?;
             Ok::<_, RuntimeError>(memory)
         };

@@ -6,6 +6,8 @@ mod cases;
 mod common;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]
 mod decoder;
+#[path = "../../../ridge-runtime/tests/common/host_weights.rs"]
+mod host_weights;
 #[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
 mod in_flight;
 #[path = "../common/processes.rs"]

@@ -110,7 +110,7 @@ pub(super) fn apply(
         }
         Prim::StateRead | Prim::Move(_) => tensors[0].clone(),
         Prim::StateWrite => tensors[1].clone(),
-        Prim::Component(_) | Prim::Assemble { .. } | Prim::Collective { .. } => {
+        Prim::Component(_) | Prim::Assemble { .. } | Prim::Fetch(_) | Prim::Collective { .. } => {
             return Err("is not a loop over one rank's tensors".into());
         }
     };

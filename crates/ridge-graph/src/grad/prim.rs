@@ -89,7 +89,7 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
             at.give(0, dx)
         }
         // A cotangent is used at once.
-        Prim::StateRead | Prim::Move(_) => at.give(0, c),
+        Prim::StateRead | Prim::Move(_) | Prim::Fetch(_) => at.give(0, c),
         // The old version is replaced whole.
         Prim::StateWrite => at.give(1, c),
         Prim::LinearRecurrence { .. } | Prim::LinearRecurrenceGradient { .. } => {

@@ -61,7 +61,12 @@ pub fn tidy(graph: &mut Graph) {
             });
             match same {
                 // What is communicated or moved twice is a choice of memory against time, which is not for this pass to undo.
-                Some(first) if !matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Collective { .. } | Prim::Move(_))) => {
+                Some(first)
+                    if !matches!(
+                        node.op,
+                        Op::Arg(_) | Op::Prim(Prim::Collective { .. } | Prim::Move(_) | Prim::Fetch(_))
+                    ) =>
+                {
                     for out in 0..node.outputs.len() {
                         draft.replace(draft.var(i, out), draft.var(first, out));
                     }

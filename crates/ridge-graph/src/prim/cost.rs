@@ -15,7 +15,9 @@ impl Prim {
             | Self::Reshape(_)
             | Self::Broadcast(_)
             | Self::Component(_)
-            | Self::StateRead => return Cost::default(),
+            | Self::StateRead
+            // Whether it copies depends on the step's extents: `passes::host_bytes` counts what the link carries.
+            | Self::Fetch(_) => return Cost::default(),
             _ => Cost::moving(inputs, outputs),
         };
         let elements = || outputs[0].shape.elements();

@@ -137,7 +137,7 @@ impl Prim {
             }
             Self::LinearRecurrence { .. } => return recurrence(inputs),
             Self::LinearRecurrenceGradient { .. } => return recurrence_gradient(inputs),
-            Self::Move(_) => inputs[0].clone(),
+            Self::Move(_) | Self::Fetch(_) => inputs[0].clone(),
             Self::StateRead => inputs[0].plain(),
             Self::StateWrite => {
                 require(inputs[1] == inputs[0].plain(), || format!("the new value must be {}", inputs[0].plain()))?;
@@ -201,7 +201,7 @@ impl Prim {
         require(inputs.len() == wanted, || format!("takes {wanted} inputs, got {}", inputs.len()))?;
         for (i, ty) in inputs.iter().enumerate() {
             let wants_state = i == 0 && matches!(self, Self::StateRead | Self::StateWrite);
-            let wants_format = i == 0 && matches!(self, Self::Component(_));
+            let wants_format = i == 0 && matches!(self, Self::Component(_) | Self::Fetch(_));
             require(ty.state == wants_state, || {
                 let (is, wants) = if ty.state { ("state", "a tensor") } else { ("a tensor", "state") };
                 format!("input {i} is {is}, needs {wants}")

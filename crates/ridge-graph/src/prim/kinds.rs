@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::dim::{Bindings, Dim, Sym, UnboundSymbol};
 use crate::dtype::DType;
 
 /// A constant scalar or vector.
@@ -112,6 +113,27 @@ pub enum Memory {
     Device,
     /// Memory of the host, which the device reads and writes more slowly.
     Host,
+}
+
+/// When a parameter in memory of the host is copied to the device for its reader, and when it is read where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// Rows that the reader multiplies by the parameter.
+    pub rows: Dim,
+    /// Maximum number of rows for which the reader takes the parameter from memory of the host; 0 where it never does.
+    pub in_place: usize,
+    /// Of a stack of matrices that are multiplied by groups of rows, how many groups have rows: for costs alone.
+    pub reached: Option<Sym>,
+}
+
+impl Fetch {
+    /// Is the parameter read in memory of the host in a step of these extents, rather than copied?
+    ///
+    /// # Errors
+    /// When a symbol of `rows` is unbound.
+    pub fn is_in_place(&self, bindings: &Bindings) -> Result<bool, UnboundSymbol> {
+        Ok(self.in_place > 0 && self.rows.eval(bindings)? <= self.in_place)
+    }
 }
 
 /// Communication between the ranks of one mesh axis.

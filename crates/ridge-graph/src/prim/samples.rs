@@ -46,6 +46,7 @@ pub fn prim_registry() -> OpRegistry {
         OpEntry::new("state", moves::state),
         OpEntry::new("component", moves::component),
         OpEntry::new("assemble", moves::assemble),
+        OpEntry::new("fetch", moves::fetch),
     ])
 }
 

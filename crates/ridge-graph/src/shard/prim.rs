@@ -20,7 +20,7 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
     let sums = || all(Partial, n, m);
     match prim {
         Prim::Const(_) | Prim::Iota { .. } => Vec::new(),
-        Prim::Unary(Unary::Neg) | Prim::StateRead | Prim::StateWrite | Prim::Move(_) => {
+        Prim::Unary(Unary::Neg) | Prim::StateRead | Prim::StateWrite | Prim::Move(_) | Prim::Fetch(_) => {
             along().chain([sums()]).collect()
         }
         Prim::Unary(_) | Prim::Compare(_) | Prim::Random { .. } => along().collect(),

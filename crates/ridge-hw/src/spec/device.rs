@@ -39,6 +39,8 @@ pub struct DeviceSpec {
     pub l2: Option<Figure<Bytes>>,
     /// Rate of its link to its peers in a machine (NVLink, Infinity Fabric, else PCIe), one way.
     pub interconnect: Option<Figure<BytesPerSecond>>,
+    /// Rate of its link to memory of the host (PCIe of all lanes), one way.
+    pub host_link: Option<Figure<BytesPerSecond>>,
 }
 
 impl DeviceSpec {

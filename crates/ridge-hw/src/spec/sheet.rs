@@ -28,6 +28,7 @@ struct Sheet {
     l1_bytes_per_unit: Option<SheetFigure<u64>>,
     l2_bytes: Option<SheetFigure<u64>>,
     interconnect_bytes_per_second: Option<SheetFigure<f64>>,
+    host_link_bytes_per_second: Option<SheetFigure<f64>>,
     dense_flops_per_second: BTreeMap<Precision, SheetFigure<f64>>,
     sources: BTreeMap<String, String>,
 }
@@ -94,6 +95,9 @@ pub(super) fn parse(file: &str, text: &str) -> Result<DeviceSpec, HwError> {
         l2: optional_bytes("l2_bytes", &sheet.l2_bytes)?,
         interconnect: (sheet.interconnect_bytes_per_second.as_ref())
             .map(|entry| read.float("interconnect_bytes_per_second", entry, BytesPerSecond))
+            .transpose()?,
+        host_link: (sheet.host_link_bytes_per_second.as_ref())
+            .map(|entry| read.float("host_link_bytes_per_second", entry, BytesPerSecond))
             .transpose()?,
         name: sheet.name,
         vendor: sheet.vendor,

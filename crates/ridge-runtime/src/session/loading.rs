@@ -7,7 +7,7 @@ use ridge_graph::{Bindings, Type};
 
 use super::{Session, named};
 use crate::backend::{Backend, Buffer, WeightData};
-use crate::error::{Result, RuntimeError};
+use crate::error::Result;
 use crate::launches::component_offsets;
 use crate::param::{Param, ParamKind, lock};
 
@@ -77,8 +77,8 @@ impl Session {
         Ok(())
     }
 
-    /// Has these parameters, which have no memory yet and are stored plainly, kept in memory of the host, where steps read and
-    /// write them: optimiser states that the device has no room for.
+    /// Has these parameters, which have no memory yet, kept in memory of the host, where steps read and write them: weights and
+    /// optimiser states that the device has no room for. A weight is on the device while it is loaded.
     pub fn keep_on_host<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         names.into_iter().for_each(|name| self.store.keep_on_host(&self.model, name));
     }
@@ -92,24 +92,23 @@ impl Session {
         allocated.map_err(|e| named(kind, name, &e))
     }
 
-    /// Uploads a weight in its settled layout, or as it is to memory of the host.
+    /// Uploads a weight in its settled layout to where it is kept.
     fn upload(&self, name: &str, ty: &Type, given: GivenWeight, layout: Option<&Layout>) -> Result<Buffer> {
-        if self.store.is_on_host(&self.model, name) {
-            let GivenWeight::Whole(parts) = &given else {
-                let why = "is kept in memory of the host, which has no shares of ranks; load it whole".into();
-                return Err(RuntimeError::Argument { kind: "parameter", name: name.into(), why });
-            };
-            let buffer = self.allocate("parameter", name, component_offsets(ty, &Bindings::new())?.1)?;
-            self.overwrite(&Param::new(name, ty, ParamKind::State, buffer.clone()), &buffer, ty, parts)?;
-            return Ok(buffer);
-        }
         let uploaded = match given {
             GivenWeight::Whole(parts) => self.backend.upload(ty, parts),
             GivenWeight::Shares(shares) => self.backend.upload_shares(ty, shares),
         };
-        let buffer = uploaded.map_err(|e| named("weight", name, &e))?;
+        let buffer = self.kept(name, uploaded.map_err(|e| named("weight", name, &e))?)?;
         self.set_layout(name, ty, &buffer, layout)?;
         Ok(buffer)
+    }
+
+    /// A weight that is on the device, where it is to be kept.
+    fn kept(&self, name: &str, on_device: Buffer) -> Result<Buffer> {
+        if !self.store.is_on_host(&self.model, name) {
+            return Ok(on_device);
+        }
+        self.backend.moved_to_host(&on_device).map_err(|e| named("weight", name, &e))
     }
 
     pub(super) fn set_layout(&self, name: &str, ty: &Type, buffer: &Buffer, layout: Option<&Layout>) -> Result<()> {
@@ -172,9 +171,6 @@ impl Session {
         ty: &Type,
         make: impl FnOnce(&dyn Backend) -> Result<Option<Buffer>>,
     ) -> Result<bool> {
-        if self.store.is_on_host(&self.model, name) {
-            return Ok(false);
-        }
         let known = self.find(name);
         if let Some(param) = &known {
             if param.kind != ParamKind::Weight || param.ty != *ty {
@@ -187,6 +183,7 @@ impl Session {
         let Some(buffer) = make(&*self.backend).map_err(|e| named("weight", name, &e))? else {
             return Ok(false);
         };
+        let buffer = self.kept(name, buffer)?;
         self.set_layout(name, ty, &buffer, self.store.layout(&self.model, name).as_ref())?;
         match known {
             Some(param) => {

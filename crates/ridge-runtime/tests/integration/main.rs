@@ -2,9 +2,12 @@
 
 #[path = "../common/decoder.rs"]
 mod decoder;
+#[path = "../common/host_weights.rs"]
+mod mixture;
 #[path = "../common/random.rs"]
 mod random;
 
+mod host_weights;
 mod layout;
 mod offload;
 mod passes;

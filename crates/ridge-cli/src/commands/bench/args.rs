@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::serve::ServeBenchArgs;
-use crate::args::{DeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, whole};
+use crate::args::{LimitedDeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, whole};
 use crate::error::Result;
 
 /// Measure prompt and generation throughput
@@ -92,7 +92,7 @@ pub(crate) struct BenchArgs {
     chunk: usize,
 
     #[command(flatten)]
-    place: DeviceArgs,
+    place: LimitedDeviceArgs,
 
     /// Show the time of each op in the last step of each test, with its floor
     #[arg(long, help_heading = "Output")]
@@ -135,7 +135,7 @@ pub(super) struct BenchSettings {
     pub(super) batch: Vec<usize>,
     pub(super) repeat: usize,
     pub(super) chunk: usize,
-    pub(super) place: DeviceArgs,
+    pub(super) place: LimitedDeviceArgs,
     pub(super) ops: bool,
     pub(super) calibrate: Option<PathBuf>,
     pub(super) trace: Option<PathBuf>,

@@ -26,7 +26,7 @@ use ridge_runtime::Backend;
 
 pub(crate) use args::BenchArgs;
 use args::{BenchCommand, BenchSettings};
-use report::{BenchReport, BenchResult, GenerationLimit, StepWork};
+use report::{BenchReport, BenchResult, GenerationLimit, PlacedBytes, StepWork};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
@@ -96,8 +96,11 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         let largest = StepExtents { tokens: chunk * most, sequences: most, context };
         ridge::engine_bytes(model, backend, EnginePrograms::Plain, largest)
     };
-    let LoadedModel { session, model, device, threads } =
+    let LoadedModel { session, model, device, threads, on_host } =
         ridge::load_model(&files, &config, &settings.model.numbers, &running, cached, workspace, &mut progress)?;
+    if let Some(file) = settings.calibrate.as_ref().filter(|_| on_host.bytes.0 > 0) {
+        return Err(refused("--calibrate", file.display(), "measures the GPU alone; leave --gpu-memory out"));
+    }
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, options)?;
     let kernels = backend.kernels();
@@ -107,6 +110,10 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let rates = match threads {
         Some(threads) => DeviceRates::measure(&model, settings.context * most, threads, |what| spinner.now(what))?,
         None => DeviceRates::specified(&device, &model)?,
+    };
+    let rates = match on_host.bytes {
+        Bytes(0) => rates,
+        _ => rates.with_host_link(&*backend)?,
     };
     let mut results = Vec::with_capacity(tests.len());
     let mut trace = trace::LaunchTrace::default();
@@ -124,14 +131,14 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         let mut total = StepWork::default();
         for tokens in test.steps(chunk) {
             let work = cost.at(&vec![(depth, tokens); batch])?;
-            total.add(&rates.roofline(), Flops(work.flops), Bytes(work.bytes));
+            total.add(&rates, Flops(work.flops), Bytes(work.bytes), Bytes(work.host.bytes()));
             depth += tokens;
         }
         let ops = if settings.ops || settings.trace.is_some() {
             spinner.now("timing each op");
             let profile = ops::measure(&mut engine, &model, cost, (test, batch), settings)?;
             trace.add(&settings.name(test, batch), &profile);
-            profile.by_kernel(&rates.roofline())
+            profile.by_kernel(&rates)
         } else {
             Vec::new()
         };
@@ -149,17 +156,19 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let on = (&*device, threads);
     let generates = tests.iter().any(|test| test.answers()) && settings.batch.len() > 1;
     let limit = generates.then(|| generation_limit(&costs[1], &rates, settings.context)).transpose()?;
-    let shown = BenchReport { settings, files: &files, model: &model, on, rates: &rates, results: &results, limit };
+    let placed = PlacedBytes { on_host: on_host.bytes, on_gpu: Bytes(backend.memory().live.on_device() as u64) };
+    let shown =
+        BenchReport { settings, files: &files, model: &model, on, placed, rates: &rates, results: &results, limit };
     if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }
 }
 
 /// The smallest batch from which a decode step at `depth` cached tokens is compute-bound.
 fn generation_limit(cost: &StepCost, rates: &DeviceRates, depth: usize) -> Result<GenerationLimit> {
     const MOST: usize = 4096;
-    let roofline = rates.roofline();
     let computes = |batch: usize| -> Result<bool> {
         let cost = cost.at(&vec![(depth, 1); batch])?;
-        Ok(roofline.bound(Flops(cost.flops), Bytes(cost.bytes)) == Bound::Compute)
+        let host = Bytes(cost.host.bytes());
+        Ok(rates.bound(Flops(cost.flops), Bytes(cost.bytes), host) == Bound::Compute)
     };
     if !computes(MOST)? {
         return Ok(GenerationLimit(None));

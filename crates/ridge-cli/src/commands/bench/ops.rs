@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use ridge::DeviceRates;
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, Sampling, SequenceId};
 use ridge_graph::sample::Rng;
-use ridge_hw::roofline::{Bound, Roofline};
+use ridge_hw::roofline::Bound;
 use ridge_hw::units::{Bytes, Flops, Seconds};
 use ridge_models::Model;
 use serde_json::{Value, json};
@@ -26,6 +27,8 @@ pub(super) struct OpTime {
     share: f64,
     pub(super) flops: f64,
     pub(super) bytes: u64,
+    /// Bytes copied from memory of the host.
+    host: u64,
     /// Sum of the launches' floors.
     floor: f64,
     bound: Bound,
@@ -38,6 +41,8 @@ pub(super) struct LaunchWork {
     pub(super) place: String,
     pub(super) flops: f64,
     pub(super) bytes: u64,
+    /// Bytes copied from memory of the host.
+    host: u64,
 }
 
 /// A timed step: its start relative to the first step, its duration, and the seconds of its launches.
@@ -106,7 +111,8 @@ pub(super) fn measure(
         for launch in &of {
             let name = graph.function(launch.func).nodes[launch.node].op_name().to_owned();
             let work = cost.of_node(graph, (launch.func, launch.node), &sequences)?;
-            launches.push(LaunchWork { name, place: launch.place(graph), flops: work.flops, bytes: work.bytes });
+            let (place, host) = (launch.place(graph), work.host.bytes());
+            launches.push(LaunchWork { name, place, flops: work.flops, bytes: work.bytes, host });
         }
     }
     Ok(StepProfile { launches, steps: runs })
@@ -114,7 +120,7 @@ pub(super) fn measure(
 
 impl StepProfile {
     /// The launches summed by kernel, in decreasing order of time.
-    pub(super) fn by_kernel(&self, roofline: &Roofline) -> Vec<OpTime> {
+    pub(super) fn by_kernel(&self, rates: &DeviceRates) -> Vec<OpTime> {
         let mut ops: Vec<OpTime> = Vec::new();
         let mut of_name: HashMap<&str, usize> = HashMap::new();
         let mut times: Vec<Vec<f64>> = Vec::new();
@@ -128,6 +134,7 @@ impl StepProfile {
                     share: 0.0,
                     flops: 0.0,
                     bytes: 0,
+                    host: 0,
                     floor: 0.0,
                     bound: Bound::Memory,
                 });
@@ -136,7 +143,8 @@ impl StepProfile {
             ops[op].launches += 1;
             ops[op].flops += launch.flops;
             ops[op].bytes += launch.bytes;
-            ops[op].floor += roofline.floor(Flops(launch.flops), Bytes(launch.bytes)).as_f64();
+            ops[op].host += launch.host;
+            ops[op].floor += rates.floor(Flops(launch.flops), Bytes(launch.bytes), Bytes(launch.host)).as_f64();
             for (sum, step) in times[op].iter_mut().zip(&self.steps) {
                 *sum += step.launches[i];
             }
@@ -144,7 +152,7 @@ impl StepProfile {
         for (op, mut times) in ops.iter_mut().zip(times) {
             times.sort_by(f64::total_cmp);
             op.seconds = times[times.len() / 2];
-            op.bound = roofline.bound(Flops(op.flops), Bytes(op.bytes));
+            op.bound = rates.bound(Flops(op.flops), Bytes(op.bytes), Bytes(op.host));
         }
         let total: f64 = ops.iter().map(|op| op.seconds).sum();
         ops.iter_mut().for_each(|op| op.share = op.seconds / total.max(f64::MIN_POSITIVE));

@@ -2,7 +2,7 @@
 
 use ridge::DeviceRates;
 use ridge_graph::Role;
-use ridge_hw::roofline::Roofline;
+use ridge_hw::roofline::Bound;
 use ridge_hw::units::{Bytes, Flops, Seconds};
 use ridge_models::{Model, ModelFiles};
 use serde_json::{Value, json};
@@ -27,14 +27,21 @@ const TOO_LOW: &str = "a floor is above the measured time, so the machine's rate
 pub(super) struct StepWork {
     pub(super) flops: f64,
     pub(super) bytes: Bytes,
+    /// Bytes read from memory of the host.
+    pub(super) host: Bytes,
     pub(super) floor: f64,
 }
 
 impl StepWork {
-    pub(super) fn add(&mut self, roofline: &Roofline, flops: Flops, bytes: Bytes) {
+    pub(super) fn add(&mut self, rates: &DeviceRates, flops: Flops, bytes: Bytes, host: Bytes) {
         self.flops += flops.0;
         self.bytes += bytes;
-        self.floor += roofline.floor(flops, bytes).as_f64();
+        self.host += host;
+        self.floor += rates.floor(flops, bytes, host).as_f64();
+    }
+
+    fn bound(&self, rates: &DeviceRates) -> Bound {
+        rates.bound(Flops(self.flops), self.bytes, self.host)
     }
 }
 
@@ -83,6 +90,15 @@ impl BenchResult {
     }
 }
 
+/// What is where.
+#[derive(Clone, Copy)]
+pub(super) struct PlacedBytes {
+    /// Weights in memory of the host.
+    pub(super) on_host: Bytes,
+    /// All that is allocated on the device.
+    pub(super) on_gpu: Bytes,
+}
+
 /// All results, with the settings that they depend on.
 pub(super) struct BenchReport<'a> {
     pub(super) settings: &'a BenchSettings,
@@ -90,6 +106,7 @@ pub(super) struct BenchReport<'a> {
     pub(super) model: &'a Model,
     /// The device, and threads of the CPU if it is one.
     pub(super) on: (&'a str, Option<usize>),
+    pub(super) placed: PlacedBytes,
     pub(super) rates: &'a DeviceRates,
     pub(super) results: &'a [BenchResult],
     /// Where there are several batches.
@@ -134,6 +151,11 @@ impl BenchReport<'_> {
         );
         text += &format!("memory      {}: {}\n", self.rates.memory, self.rates.memory.source);
         text += &format!("arithmetic  {}: {}\n", self.rates.arithmetic, self.rates.arithmetic.source);
+        if let Some(link) = &self.rates.host_link {
+            text += &format!("host link   {link}: {}\n", link.source);
+            let PlacedBytes { on_host, on_gpu } = self.placed;
+            text += &format!("placement   {on_host} of the weights in host memory; {on_gpu} allocated on the GPU\n");
+        }
         if self.on.1.is_some() && self.model.graph.args(Role::Weight).any(|weight| weight.ty.format.is_some()) {
             let (prompts, answers) =
                 self.settings.model.numbers.activations.for_prompts_and_answers(self.model.activations);
@@ -158,7 +180,7 @@ impl BenchReport<'_> {
                     100.0 * result.total.floor / result.median(),
                     if result.exceeds_floor() { " (!)" } else { "" }
                 ),
-                self.rates.roofline().bound(Flops(result.total.flops), result.total.bytes).to_string(),
+                result.total.bound(self.rates).to_string(),
             ];
             // A prompt ends with the first token.
             row.extend((many && !result.test.answers()).then(|| Seconds(result.median()).to_string()));
@@ -175,7 +197,7 @@ impl BenchReport<'_> {
                 format!("generation: the floor is compute-bound from {batch} sequences\n")
             }
             Some(GenerationLimit(None)) => {
-                "generation: the floor is memory-bound for any number of sequences\n".to_owned()
+                "generation: the floor is not compute-bound for any number of sequences\n".to_owned()
             }
         };
         for result in self.results.iter().filter(|r| self.settings.ops && !r.ops.is_empty()) {
@@ -214,9 +236,10 @@ impl BenchReport<'_> {
                 "modelled": {
                     "flops": r.total.flops,
                     "bytes": r.total.bytes,
+                    "host_bytes": r.total.host,
                     "floor_seconds": r.total.floor,
                     "floor_over_time": r.total.floor / r.median(),
-                    "limit": self.rates.roofline().bound(Flops(r.total.flops), r.total.bytes),
+                    "limit": r.total.bound(self.rates),
                 },
             })
         };
@@ -224,7 +247,11 @@ impl BenchReport<'_> {
             "model": self.files.to_string(),
             "parameters": self.model.parameter_count(),
             "weight_bytes": self.model.weight_bytes(),
-            "machine": { "memory_read": self.rates.memory, "matmul": self.rates.arithmetic },
+            "host_weight_bytes": self.placed.on_host,
+            "device_bytes": self.placed.on_gpu,
+            "machine": {
+                "memory_read": self.rates.memory, "matmul": self.rates.arithmetic, "host_link": self.rates.host_link,
+            },
             "results": self.results.iter().map(result).collect::<Vec<_>>(),
             "compute_bound_from_batch": self.limit.and_then(|limit| limit.0),
             "noisy": self.noisy(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::args::{
-    DeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, ParallelArgs, SamplingArgs, SamplingSettings, whole,
+    LimitedDeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, ParallelArgs, SamplingArgs, SamplingSettings, whole,
 };
 use crate::error::{Result, refused};
 
@@ -88,7 +88,7 @@ pub(crate) struct GenerateArgs {
     chunk: usize,
 
     #[command(flatten)]
-    place: DeviceArgs,
+    place: LimitedDeviceArgs,
 
     #[command(flatten)]
     parallel: ParallelArgs,
@@ -122,7 +122,7 @@ pub(super) struct GenerateSettings {
     /// The prompt plus the maximum number of generated tokens, if `None`.
     pub(super) context: Option<usize>,
     pub(super) chunk: usize,
-    pub(super) place: DeviceArgs,
+    pub(super) place: LimitedDeviceArgs,
     pub(super) parallel: ParallelArgs,
     pub(super) echo: bool,
     pub(super) json: bool,

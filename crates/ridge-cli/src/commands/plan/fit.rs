@@ -1,18 +1,19 @@
 //! `ridge plan fit`: whether a model fits a device, and with how many sequences.
 
 use clap::Args;
-use ridge_hw::units::Bytes;
+use ridge_hw::units::{Bytes, BytesPerSecond};
 use ridge_plan::PlanError;
 use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, sequence_bytes, sequence_states, serving};
 use ridge_plan::plot::{Axis, Bars, Chart, Mark, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use serde_json::json;
 
+use super::host::{self, HostFit};
 use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table};
 use super::parsers::quantisation;
 use super::target::{TargetArgs, sources, sources_json};
-use crate::args::whole;
-use crate::error::{Error, Result};
+use crate::args::{gpu_memory, whole};
+use crate::error::{Error, Result, refused};
 use crate::output::grouped;
 
 /// Whether a model fits, and for how many sequences
@@ -22,6 +23,7 @@ Examples:
   ridge plan fit ~/models/Llama-3.1-8B --device A100 --weights int4 --context 8192
   ridge plan fit DeepSeek-V3/config.json --device H200 --tp 8 --weights fp8 --cache-bits 8 --explain
   ridge plan fit --shape D=4096,L=32,V=128256,m=3.5,N=32,K=8 --device RTX4090 --weights int4
+  ridge plan fit Qwen3-30B-A3B/config.json --device H100 --gpu-memory 24GiB
 
 Exit codes: 0 at least one sequence fits, 1 failed, 2 usage error, 3 does not fit.")]
 pub(crate) struct PlanFitArgs {
@@ -53,26 +55,39 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
-    /// Maximum tokens per step, which determines the workspace
-    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = whole::<usize, 1, 10_000_000>)]
-    step_tokens: usize,
+    /// Maximum tokens per step, which determines the workspace [default: 8192, or 512 with --gpu-memory]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 10_000_000>)]
+    step_tokens: Option<usize>,
+
+    /// Plan Ridge's own engine with this much GPU memory, such as 24GiB, and the other weights in host memory: what is where, bytes
+    /// over the host link, and time per token
+    #[arg(long, value_name = "SIZE", value_parser = gpu_memory)]
+    gpu_memory: Option<Bytes>,
+
+    /// Rate that copies over the host link reach, such as 55GB/s [default: 0.86 of the rate in the device's sheet]
+    #[arg(long, value_name = "RATE", requires = "gpu_memory")]
+    host_link: Option<BytesPerSecond>,
 
     #[command(flatten)]
     page: PageArgs,
 }
 
 pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
+    if let Some(gpu_memory) = args.gpu_memory {
+        return on_one_gpu(args, gpu_memory);
+    }
     let reading = args.target.reading()?;
     let weights = args.target.weights(args.weights)?;
     let machine = args.target.server(weights)?;
     let context = args.context.unwrap_or(8192.min(reading.max_context));
+    let step_tokens = args.step_tokens.unwrap_or(8192);
     let memory = ServingMemory {
         tp: args.tp,
         pp: args.pp,
         ep: args.ep,
         weights,
         cache_bytes: args.cache_bits as f64 / 8.0,
-        step_tokens: args.step_tokens,
+        step_tokens,
         utilisation: 0.94,
     };
     let device = Bytes(machine.memory as u64);
@@ -157,11 +172,27 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     };
     page.given("format of matrices", format!("{}, {} bits", weights.name(), weights.bits_shown()[0]), "--weights");
     page.given("cache element", format!("{} bits", args.cache_bits), "--cache-bits");
-    page.given("maximum tokens per step", args.step_tokens, "--step-tokens");
+    page.given("maximum tokens per step", step_tokens, "--step-tokens");
     page.given("usable share of the device's memory", memory.utilisation, "set: the rest is margin");
     page.assume(&machine);
     args.page.show(&page)?;
     if fit.sequences == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
+}
+
+/// With a limit of the GPU's memory: the engine on one GPU, with weights as they are published.
+fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
+    for (flag, degree) in [("--tp", args.tp), ("--pp", args.pp), ("--ep", args.ep)] {
+        if degree > 1 {
+            return Err(refused(flag, degree, "with --gpu-memory, plans are for one GPU; leave it out"));
+        }
+    }
+    if let Some(weights) = args.weights.filter(|weights| *weights != Quantisation::Bf16) {
+        let why = "with --gpu-memory, weights are planned as the config publishes them; leave it out";
+        return Err(refused("--weights", weights.name(), why));
+    }
+    let PlanFitArgs { target, host_link, context, step_tokens, page, .. } = args;
+    let (host_link, context, step_tokens) = (*host_link, *context, *step_tokens);
+    host::run(&HostFit { target, gpu_memory, host_link, context, step_tokens, page })
 }
 
 /// Number of sequences that fit, over their length.

@@ -5,6 +5,7 @@ mod comm;
 mod devices;
 mod diagnose;
 mod fit;
+mod host;
 mod kernel;
 mod page;
 mod parsers;

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use ridge_engine::service::Policy;
 use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
 
-use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
+use crate::args::{LimitedDeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
 use crate::input;
 
@@ -132,7 +132,7 @@ pub(crate) struct ServeArgs {
     pub(super) no_roofline: bool,
 
     #[command(flatten)]
-    pub(super) place: DeviceArgs,
+    pub(super) place: LimitedDeviceArgs,
 
     #[command(flatten)]
     pub(super) parallel: ParallelArgs,

@@ -166,10 +166,12 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
     let EngineOptions { context, sequences, chunk, .. } = plan.engine;
     let blocks = plan.cached / memory.block_size;
     let row = |name: &str, value: String, what: String| vec![name.to_owned(), value, what];
+    let on_host = (memory.on_host.0 > 0)
+        .then(|| row("on the host", memory.on_host.to_string(), "weights in host memory, beside the total".to_owned()));
     let all = memory.weights + memory.cache + memory.workspace;
     let of = memory.available.map_or(String::new(), |a| format!("of {a} available to this process"));
     let full = plan.cached / context;
-    print(&columns(&[
+    let rows = [
         row("device", memory.device, String::new()),
         row("weights", memory.weights.to_string(), of_each(args.parallel.ranks())),
         row("cache", memory.cache.to_string(), format!("{} of {} tokens", count(blocks, "block"), memory.block_size)),
@@ -177,7 +179,8 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
         row("total", all.to_string(), of),
         row("context", count(context, "token"), "prompt plus response".to_owned()),
         row("sequences", sequences.to_string(), format!("concurrent; {} at full context", full.min(sequences))),
-    ]))
+    ];
+    print(&columns(&rows.into_iter().chain(on_host).collect::<Vec<_>>()))
 }
 
 fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {

@@ -27,6 +27,7 @@ impl Batcher<'_> {
             | Prim::Select
             | Prim::Cast(_)
             | Prim::Move(_)
+            | Prim::Fetch(_)
             | Prim::Random { .. } => prim.clone(),
             Prim::Reduce { op, axis } => Prim::Reduce { op: *op, axis: behind(axis) },
             Prim::ArgMax { axis } => Prim::ArgMax { axis: behind(axis) },

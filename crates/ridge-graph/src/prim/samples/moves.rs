@@ -4,7 +4,7 @@ use super::operands::{SHAPES, any, with_others};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::format::{FormatRef, ScaledFormat};
-use crate::prim::{Memory, Prim};
+use crate::prim::{Fetch, Memory, Prim};
 use crate::sample::{Check, Rng, Sample};
 use crate::shape::Shape;
 use crate::tensor::{Tensor, Value};
@@ -209,6 +209,26 @@ pub(super) fn assemble(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             let Value::Stored { format, dtype, components, .. } = value else { continue };
             let prim = Prim::Assemble { format, dtype, shape: Shape::new(shape.iter().copied()) };
             out.push(components.into_iter().fold(Sample::prim(prim), Sample::input).judged(Check::Exact));
+        }
+    }
+    out
+}
+
+/// Copied, and where the plan would leave the copy out if the value were not what the graph gives; in every format.
+pub(super) fn fetch(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let mut out = Vec::new();
+    for in_place in [0, 8] {
+        let prim = Prim::Fetch(Fetch { rows: 4.into(), in_place, reached: None });
+        for dtype in with_others(dtype) {
+            for shape in SHAPES {
+                out.push(Sample::prim(prim.clone()).input(any(rng, dtype, shape)).judged(Check::Exact));
+            }
+        }
+        for format in crate::format::all() {
+            let shape = [3, format.granularity(1)[0] * 2];
+            if format.check(&Shape::new(shape)).is_ok() && dtype.size_bytes() > 1 {
+                out.push(stored(Sample::prim(prim.clone()), rng, dtype, &shape, &format).judged(Check::Exact));
+            }
         }
     }
     out
