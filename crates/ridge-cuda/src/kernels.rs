@@ -18,6 +18,7 @@ mod norm_rows;
 mod quantize;
 mod rope;
 mod sampling;
+mod sparse_attention;
 mod tokens;
 mod training;
 mod wkv;
@@ -33,7 +34,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 28] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 29] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -58,6 +59,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 28] = [
     quantize::QUANTIZE,
     rope::ROPE,
     sampling::SAMPLE,
+    sparse_attention::INDEX,
     tokens::TOKENS,
     training::LOSS,
     training::SUMS,
@@ -90,6 +92,7 @@ impl CudaKernelRegistry {
             quantize::entries(),
             rope::entries(),
             sampling::entries(),
+            sparse_attention::entries(),
             tokens::entries(),
             training::entries(),
             wkv::entries(),

@@ -30,15 +30,6 @@ pub enum Error {
         smaller: Smaller,
     },
 
-    /// A model that can be planned only.
-    #[error("{model} is of the family {family}, which can only be planned so far, not run")]
-    Planned {
-        /// Where the model comes from.
-        model: String,
-        /// Its family.
-        family: String,
-    },
-
     /// A model of another kind than the one asked for.
     #[error("{model} is not a {wanted}")]
     Kind {

@@ -2,6 +2,8 @@
 //! tokens that a step has few of a sequence; elsewhere `kernels/attention_tiles.cu` takes steps of prompts.
 //! `kernels/attention_latent.cu` is for caches of latents on Hopper, and `kernels/attention.cu` for any dtype and head size.
 
+mod latent;
+
 use ridge_graph::ops::{PagedAttention, Rope};
 use ridge_graph::{DType, Function, Sym};
 
@@ -73,7 +75,7 @@ fn supports(body: &Function, kv: usize, sinks: bool) -> bool {
 }
 
 /// Elements of the widest heads: those that [`LATENT`] has room for.
-const MOST: usize = 640;
+pub(super) const MOST: usize = 640;
 /// Positions of a cache below which another span is not worth its joining.
 const LEAST: usize = 64;
 /// The most spans of a token: `SPANS` of the text.
@@ -105,8 +107,10 @@ pub(super) const PROMPT_ARCH: &str = "sm_90a";
 pub(super) const PROMPT_COLUMNS: usize = 128;
 
 /// Extents and what the kernels define.
-struct AttentionCall<'a> {
+pub(super) struct AttentionCall<'a> {
     op: &'a PagedAttention,
+    /// How many positions a selection in the place of the positions has of each token.
+    selected: Option<usize>,
     /// What is done to q on the way.
     rope: Option<&'a Rope>,
     /// The first input after q and its positions: cache, block table, rows of it, positions.
@@ -136,6 +140,7 @@ impl AttentionCall<'_> {
             ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
             ("SINKS", u8::from(self.op.sinks).to_string()),
+            ("SELECTED", self.selected.unwrap_or(0).to_string()),
         ]
     }
 
@@ -278,26 +283,9 @@ impl AttentionCall<'_> {
         Ok(kernel)
     }
 
-    /// Does [`AttentionCall::latent`] take this cache?
-    fn fits_latent(&self) -> bool {
-        let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.op.sinks;
-        let numbered = self.blocks * self.keys * self.block <= i32::MAX as usize;
-        let cores = matches!(self.dtype, DType::BF16 | DType::F16) && self.cache == self.dtype;
-        self.sides == 1 && plain && numbered && cores && self.dim.is_multiple_of(64)
-    }
-
-    /// On tensor cores, each token for itself, by rows that are keys and values at once.
-    fn latent(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-        let (mut kernel, q) = self.rotated(spec)?;
-        let parts = (self.heads / self.keys).div_ceil(16);
-        let spans = spans(self.tokens * self.keys * parts, self.columns * self.block);
-        let source = source("attention_latent", &self.defines(), &LATENT);
-        let used = kernel.scratch.next_multiple_of(16);
-        let mut rows = self.in_spans(source, q, used, [self.tokens, self.keys * parts], spans)?;
-        // Two buffers of rows; scores of four quarters of the elements, and weights.
-        set_shared(&mut rows, 2 * 64 * self.dim * 2 + 4 * 16 * 72 * 4 + 16 * 64 * 2);
-        kernel.actions.extend(rows.actions);
-        self.join(kernel, used, spans, &self.defines())
+    /// Positions that a token sees at most.
+    fn visible(&self) -> usize {
+        (self.columns * self.block).min(self.op.window.unwrap_or(usize::MAX)).min(self.selected.unwrap_or(usize::MAX))
     }
 
     /// `source` over `across` blocks in each of `spans` spans of the positions, which leave what they make in scratch memory
@@ -374,8 +362,7 @@ impl AttentionCall<'_> {
         let held = [4, 2].into_iter().filter(|_| !alone).find(|n| *n <= most && *n <= share).unwrap_or(1);
         let parts = share.div_ceil(held);
         // As many as fill the GPU, whatever the table's width: each token's positions are shared out on the device.
-        let visible = (self.columns * self.block).min(self.op.window.unwrap_or(usize::MAX));
-        let spans = spans(self.tokens * self.keys * parts, visible);
+        let spans = spans(self.tokens * self.keys * parts, self.visible());
         let mut defines = self.defines();
         defines.extend(rope::rotation(self.rope));
         defines.push(("HEADS", held.to_string()));
@@ -398,40 +385,47 @@ fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>
     CudaSource::new(entry, &defines, text)
 }
 
+impl<'a> AttentionCall<'a> {
+    /// `op` of these operands, after `selected` positions where there is a selection of them.
+    pub(super) fn new(
+        spec: &'a CudaKernelSpec<'_>,
+        op: &'a PagedAttention,
+        selected: Option<usize>,
+    ) -> Result<Self, String> {
+        let rope = spec.composite::<Rope>();
+        let first = if rope.is_some() { 2 } else { 1 };
+        let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
+        let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
+            return Err("q must have three axes and the cache five".into());
+        };
+        Ok(Self {
+            op,
+            selected,
+            rope,
+            first,
+            tokens: *tokens,
+            heads: *heads,
+            keys: *keys,
+            dim: *dim,
+            columns: table.shape[1],
+            blocks: *blocks,
+            sides: *sides,
+            block: *block,
+            cache: kv.dtype,
+            dtype: q.dtype,
+        })
+    }
+}
+
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
-    let rope = spec.composite::<Rope>();
-    let first = if rope.is_some() { 2 } else { 1 };
-    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
-    let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
-        return Err("q must have three axes and the cache five".into());
-    };
-    let call = AttentionCall {
-        op,
-        rope,
-        first,
-        tokens: *tokens,
-        heads: *heads,
-        keys: *keys,
-        dim: *dim,
-        columns: table.shape[1],
-        blocks: *blocks,
-        sides: *sides,
-        block: *block,
-        cache: kv.dtype,
-        dtype: q.dtype,
-    };
+    let call = AttentionCall::new(spec, op, None)?;
     if call.fits_latent() {
-        let (there, elsewhere) = (call.latent(spec)?, call.tokens()?);
-        return Ok(CudaKernel {
-            scratch: there.scratch.max(elsewhere.scratch),
-            actions: vec![DeviceAction::ByArch {
-                arch: PROMPT_ARCH,
-                actions: there.actions,
-                otherwise: elsewhere.actions,
-            }],
-        });
+        return call.of_tokens(spec);
     }
+    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[call.first], &spec.inputs[call.first + 1]);
+    let (tokens, dim, blocks, sides, keys, block) =
+        (&call.tokens, &call.dim, &call.blocks, &call.sides, &call.keys, &call.block);
     let cores = *sides == 2 && op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
     // Rows of the cache are numbered by 32 bits there.
     let numbered = blocks * 2 * keys * block <= i32::MAX as usize;
