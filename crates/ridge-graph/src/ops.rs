@@ -7,7 +7,7 @@
 //! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
 //! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
 //! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
-//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` and `quantize_delayed` store values as codes with scales, which
+//! when it trains. `planned` has what is for plans alone. `quantize` and `quantize_delayed` store values as codes with scales, which
 //! `fp8_linear` multiplies when a model trains; `stochastic_round` stores weights in bf16.
 //! `rope_scaling.rs`, `optimizer.rs`, `require.rs`, `paged_rows.rs` and `paging.rs` are no ops: they make rotary frequencies, hold what optimisers share, check
 //! types, read a sequence's rows of a cache, and make the valid block tables of samples. `user_gradient.rs` is for graphs with gradients of their own. `builtin.rs` is the registry.

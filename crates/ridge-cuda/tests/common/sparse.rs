@@ -6,8 +6,11 @@ use ridge_graph::{DType, Sym, Tensor, Type};
 
 use crate::cases::{KernelCase, Step, case};
 
+/// Sequences as `(cached, new)` tokens, tokens of padding and spare columns of the block table.
+type StepShape = (&'static [(usize, usize)], usize, usize);
+
 /// Steps of single tokens, and of prompts beside them.
-const STEPS: [(&[(usize, usize)], usize, usize); 3] =
+const STEPS: [StepShape; 3] =
     [(&[(1500, 1), (40, 1), (700, 1)], 0, 3), (&[(300, 20), (0, 70)], 3, 1), (&[(2100, 2)], 0, 200)];
 
 /// The best positions of tokens that see more and fewer of them, by many heads and few.

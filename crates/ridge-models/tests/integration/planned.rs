@@ -144,7 +144,7 @@ fn a_planned_op_is_refused_where_it_would_run() {
     let planned = PlannedConfig::from_json("DeepSeek-V3.2", &text).unwrap();
     let graph = planned.build(&BuildOptions::default()).unwrap().module.graph;
     let why = ridge_runtime::lower(&graph, &["next"], &[]).unwrap_err().to_string();
-    assert!(why.contains("latent_attention can be planned and not run yet"), "{why}");
+    assert!(why.contains("latent_attention is for plans alone"), "{why}");
 }
 
 #[test]
