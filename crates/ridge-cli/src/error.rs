@@ -241,11 +241,6 @@ impl From<ridge::Error> for Error {
                 let remedy = remedy.to_owned() + if or_on_host { &limit } else { "" };
                 Self::Memory { what, needed, available, remedy }
             }
-            ridge::Error::Planned { model, family } => refused(
-                "--model",
-                model,
-                &format!("is of the family {family}, which can only be planned so far, not run"),
-            ),
             ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is not a {wanted}")),
             ridge::Error::Device { device, why } => refused("--device", device, &why),
             ridge::Error::Model(error) => Self::Model(error),

@@ -4,9 +4,11 @@
 // are cut into (the third axis of the grid, so that long contexts fill the GPU); `attention_join` puts spans together.
 // How many spans there are at most is a number of the launch; how long they are follows from the token's position, so a
 // table wider than the sequence costs nothing. Groups of LANES lanes take a position each, and keep a running maximum,
-// sum and weighted values of their own, which are joined in a fixed order.
+// sum and weighted values of their own, which are joined in a fixed order. Where a token has a selection of positions, those
+// take the place of all that it sees.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
-// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; WIDE, elements of a lane's load; LANES of a position.
+// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; SELECTED, 0 or how many
+// positions `positions` selects for each token, below 0 for none; WIDE, elements of a lane's load; LANES of a position.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define MASKED -3.0e38f
@@ -95,12 +97,12 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
     const i64 token = blockIdx.x;
     const int key = blockIdx.y / PARTS, head = key * SHARE + blockIdx.y % PARTS * HEADS;
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const int id = ids[token], position = positions[token];
+    const int id = ids[token], position = SELECTED ? SELECTED - 1 : positions[token];
     const i64 side = (i64)keys * BLOCK * DIM;
     const int* row = table + (i64)max(id, 0) * n.v[2];
     // Positions [first, end) of this span, of which all groups take one at a time.
     int first = WINDOW > 0 ? max(0, position - WINDOW + 1) : 0;
-    int end = id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK);
+    int end = id < 0 ? 0 : SELECTED ? SELECTED : (int)min((i64)position + 1, n.v[2] * BLOCK);
     if (spans > 1) {
         const i64 steps = (max(0, end - first) + STEP - 1) / STEP, each = (steps + spans - 1) / spans * STEP;
         const i64 start = first + span * each;
@@ -141,15 +143,22 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
     }
     for (int start = first; start < end; start += STEP) {
         Piece ks[AHEAD][CHUNKS], vs[AHEAD][CHUNKS];
+        bool seen[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            const int p = start + a * GROUPS + group;
-            const i64 block = p < end ? row[p / BLOCK] : 0;
+            int p = start + a * GROUPS + group;
+            seen[a] = p < end;
+#if SELECTED
+            p = seen[a] ? positions[token * SELECTED + p] : 0;
+            seen[a] = seen[a] && p >= 0 && p < n.v[2] * BLOCK;
+            p = seen[a] ? p : 0;
+#endif
+            const i64 block = seen[a] ? row[p / BLOCK] : 0;
             const CACHE::Raw* from = cache + block * SIDES * side + ((i64)key * BLOCK + p % BLOCK) * DIM;
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const int e = (c * LANES + lane) * WIDE;
-                const bool real = p < end && e < DIM && block >= 0 && block < n.v[3];
+                const bool real = seen[a] && e < DIM && block >= 0 && block < n.v[3];
                 ks[a][c] = real ? *(const Piece*)(from + e) : Piece();
                 vs[a][c] = real ? *(const Piece*)(from + (SIDES - 1) * side + e) : Piece();
             }
@@ -172,7 +181,7 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
                 for (int a = 0; a < AHEAD; ++a) score[a] += __shfl_xor_sync(0xffffffffu, score[a], step);
 #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
-                score[a] = start + a * GROUPS + group < end ? bent(score[a]) : MASKED;
+                score[a] = seen[a] ? bent(score[a]) : MASKED;
                 largest = op_max(largest, score[a]);
             }
             const float keep = power(most[h] - largest);

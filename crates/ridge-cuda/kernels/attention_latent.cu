@@ -6,8 +6,9 @@
 // cut into (`attention_join` of attention.cu puts spans together). It takes TILE rows at a time through two buffers in shared
 // memory. For the scores each warp multiplies a quarter of the elements by half of the rows, and the quarters are added up
 // while they are turned into weights, a row of heads to 16 lanes; for the values each warp makes an eighth of the elements.
+// Where a token has a selection of positions, those take the place of all that it sees.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 64; SHARE, query heads of a key head; BLOCK, tokens of
-// a cache block. Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
+// a cache block; SELECTED, 0 or how many positions `positions` selects for each token, below 0 for none. Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define TILE 64
 #define CHUNKS (DIM / 8)
@@ -46,9 +47,20 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
     const i64 token = blockIdx.x;
     const int key = blockIdx.y / PARTS, head = key * SHARE + blockIdx.y % PARTS * 16;
     const int real = min(16, (key + 1) * SHARE - head);
-    const int id = ids[token], position = positions[token];
+    const int id = ids[token];
     const int* row = table + (i64)max(id, 0) * n.v[2];
-    int first = 0, end = id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK);
+#if SELECTED
+    const int* selected = positions + token * SELECTED;
+    int first = 0, end = id < 0 ? 0 : SELECTED;
+    // The nth position that is seen, -1 for none.
+    auto seen = [&](int nth) {
+        const int p = nth < end ? selected[nth] : -1;
+        return p < n.v[2] * BLOCK ? p : -1;
+    };
+#else
+    int first = 0, end = id < 0 ? 0 : (int)min((i64)positions[token] + 1, n.v[2] * BLOCK);
+    auto seen = [&](int nth) { return nth < end ? nth : -1; };
+#endif
     if (spans > 1) {
         const int each = ((end + TILE - 1) / TILE + spans - 1) / spans * TILE;
         first = span * each;
@@ -65,8 +77,8 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
     const u32 buffers = shared_address(room), of_weights = shared_address(weights);
     // A warp fetches eight rows, whose places its lanes know.
     auto fetch = [&](int start, int buffer) {
-        const int p = start + warp * 8 + (lane & 7);
-        const i64 block = p < end ? row[p / BLOCK] : -1;
+        const int p = seen(start + warp * 8 + (lane & 7));
+        const i64 block = p >= 0 ? row[p / BLOCK] : -1;
         const int line = block >= 0 && block < n.v[3] ? (int)((block * keys + key) * BLOCK + p % BLOCK) : -1;
         const u32 to = buffers + buffer * BUFFER_BYTES;
 #pragma unroll
@@ -125,15 +137,15 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             // By powers of two from here on.
-            x[i] = start + column + i < end ? x[i] * (scale * 1.44269504088896340736f) : MASKED;
+            x[i] = seen(start + column + i) >= 0 ? x[i] * (scale * 1.44269504088896340736f) : MASKED;
             largest = fmaxf(largest, x[i]);
         }
 #pragma unroll
         for (int step = 8; step > 0; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            // Every tile has a position that is seen, so the largest is a score.
-            x[i] = power(x[i] - largest);
+            // Without a selection every tile has a position that is seen, so the largest is a score.
+            x[i] = SELECTED && x[i] == MASKED ? 0.0f : power(x[i] - largest);
             sum += x[i];
         }
 #pragma unroll

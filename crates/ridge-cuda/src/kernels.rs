@@ -18,6 +18,7 @@ mod norm_rows;
 mod quantize;
 mod rope;
 mod sampling;
+mod sparse_attention;
 mod tokens;
 mod training;
 mod wkv;
@@ -33,7 +34,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 31] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 32] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -61,6 +62,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 31] = [
     quantize::QUANTIZE,
     rope::ROPE,
     sampling::SAMPLE,
+    sparse_attention::INDEX,
     tokens::TOKENS,
     training::LOSS,
     training::SUMS,
@@ -93,6 +95,7 @@ impl CudaKernelRegistry {
             quantize::entries(),
             rope::entries(),
             sampling::entries(),
+            sparse_attention::entries(),
             tokens::entries(),
             training::entries(),
             wkv::entries(),

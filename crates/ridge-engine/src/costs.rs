@@ -2,7 +2,7 @@
 
 use ridge_graph::passes::{HostTraffic, Kernel, host_traffic};
 use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Op, Poly, Prim};
-use ridge_models::{Model, attention_symbols, blocks_symbol, symbols, with_reached};
+use ridge_models::{Model, attended_windows, attention_symbols, blocks_symbol, symbols, windows, with_reached};
 use ridge_runtime::{RuntimeError, lower};
 
 use crate::error::Result;
@@ -52,12 +52,12 @@ impl StepCost {
     fn of(graph: &Graph, model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
         let graph = served(graph, &["next"], context.div_ceil(model.block_size))?;
         let graph = lower(&graph, &["next"], kernels)?;
-        Ok(Self {
-            cost: graph.cost(),
-            graph,
-            block_size: model.block_size,
-            windows: model.state_groups.iter().map(|group| group.window).collect(),
-        })
+        let cost = graph.cost();
+        // Those of pools, and numbers of tokens that are selected.
+        let mut within = attended_windows(&cost);
+        within.extend(windows(&graph));
+        let windows = [None].into_iter().chain(within.into_iter().map(Some)).collect();
+        Ok(Self { cost, graph, block_size: model.block_size, windows })
     }
 
     /// The work of a step over sequences of `(tokens in the cache, tokens of the step)`.

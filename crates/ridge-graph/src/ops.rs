@@ -2,14 +2,15 @@
 //! [`registry`], and it is tested on every backend, dtype and mesh by existing.
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
-//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
+//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`, or
+//! `index_topk` and `selected_attention`), `swiglu` or `gelu`, or
 //! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
 //! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
 //! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
-//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` and `quantize_delayed` store values as codes with scales, which
+//! when it trains. `planned` has what is for plans alone. `quantize` and `quantize_delayed` store values as codes with scales, which
 //! `fp8_linear` multiplies when a model trains; `stochastic_round` stores weights in bf16.
-//! `rope_scaling.rs`, `optimizer.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, hold what optimisers share, check types, and make the
-//! valid block tables of samples. `user_gradient.rs` is for graphs with gradients of their own. `builtin.rs` is the registry.
+//! `rope_scaling.rs`, `optimizer.rs`, `require.rs`, `paged_rows.rs` and `paging.rs` are no ops: they make rotary frequencies, hold what optimisers share, check
+//! types, read a sequence's rows of a cache, and make the valid block tables of samples. `user_gradient.rs` is for graphs with gradients of their own. `builtin.rs` is the registry.
 
 mod accept_candidates;
 mod adafactor;
@@ -31,6 +32,7 @@ mod fp8_linear;
 mod gelu;
 mod grouped_linear;
 mod history;
+mod index_topk;
 mod kv_write;
 mod layer_norm;
 mod linear;
@@ -44,6 +46,7 @@ mod moe_router;
 mod muon;
 mod norm_gradient;
 mod optimizer;
+mod paged_rows;
 mod paging;
 mod penalties;
 pub mod planned;
@@ -57,6 +60,7 @@ mod rms_norm;
 mod rope;
 mod rope_scaling;
 mod sampling;
+mod selected_attention;
 mod sgd;
 mod softmax;
 mod softplus;
@@ -86,6 +90,7 @@ pub use forbid_tokens::ForbidTokens;
 pub use fp8_linear::{Fp8Linears, Fp8LinearsBackward, Fp8Scaling};
 pub use gelu::Gelu;
 pub use grouped_linear::GroupedLinear;
+pub use index_topk::IndexTopK;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearForward, LinearGroup, LinearGroupForward};
@@ -107,6 +112,7 @@ pub use rms_norm::RmsNorm;
 pub use rope::{Rope, RopeBackward};
 pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
 pub use sampling::SampleToken;
+pub use selected_attention::SelectedAttention;
 pub use sgd::Sgd;
 pub use softmax::Softmax;
 pub use softplus::{Softplus, SoftplusBackward};

@@ -42,13 +42,14 @@ pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result};
 pub use families::{
     EncoderConfig, FamilyKind, LlamaConfig, ModelConfig, Network, NetworkConfig, PlannedConfig, VitConfig, family_kind,
-    llama, model_type, planned_model_types,
+    llama, model_type,
 };
 pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fixed, write_fixed};
 pub use loss::{with_loss, with_scores};
 pub use model::{
-    BuildOptions, Encoder, HISTORY, ImageClassifier, Model, StepInputs, attention_symbols, block_table,
-    block_table_name, blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks, with_reached,
+    BuildOptions, Encoder, HISTORY, ImageClassifier, Model, StepInputs, attended_windows, attention_symbols,
+    block_table, block_table_name, blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks,
+    with_reached,
 };
 pub use module::{Module, StateGroup};
 pub use pooling::{Pooling, with_pooling};

@@ -1,9 +1,9 @@
 //! What every family gives: a graph, and what the engine must know to run it.
 
-use crate::module::{Module, StateGroup};
-use ridge_graph::ops::{PagedAttention, SampleToken};
 use std::collections::BTreeSet;
 
+use crate::module::{Module, StateGroup};
+use ridge_graph::ops::{PagedAttention, SampleToken};
 use ridge_graph::passes::{Activations, fetch_weights, round_activations};
 use ridge_graph::{
     Arg, Bindings, Builder, Cost, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var,
@@ -251,9 +251,16 @@ pub fn paged_kv([sides, heads, dim]: [usize; 3], window: Option<usize>, options:
     Type::state(options.cache, Shape(shape))
 }
 
-/// The names that one layer's keys and values have in the cache.
-pub(crate) fn kv_states(options: &BuildOptions) -> &'static [&'static str] {
-    if options.cache == DType::I8 { &["kv", "kv_scales"] } else { &["kv"] }
+/// The name of one layer's keys and values in the cache.
+pub(crate) const KV: &str = "kv";
+
+/// What the name of a cache's scales ends with.
+pub(crate) const SCALES: &str = "_scales";
+
+/// The states of one layer's cache called `name`, such as [`KV`].
+pub(crate) fn cache_states(name: &str, options: &BuildOptions) -> Vec<String> {
+    let scales = (options.cache == DType::I8).then(|| format!("{name}{SCALES}"));
+    [name.to_owned()].into_iter().chain(scales).collect()
 }
 
 /// What one token takes of one layer's keys and values.
@@ -273,12 +280,32 @@ pub(crate) struct CacheRows<'a> {
     pub(crate) shape: [usize; 3],
 }
 
+/// The layer's cache called `name`, of a layer with this window, after the rows were added; with its scales where it is of i8.
+pub(crate) fn write_cache(
+    g: &mut Builder,
+    name: &str,
+    new: &CacheRows<'_>,
+    window: Option<usize>,
+    options: &BuildOptions,
+) -> GraphResult<Vec<Var>> {
+    let ty = paged_kv(new.shape, window, options);
+    let mut cache = vec![g.state(name, ty.clone())?];
+    if options.cache == DType::I8 {
+        let scales = Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec()));
+        cache.push(g.state(&format!("{name}{SCALES}"), scales)?);
+    }
+    if !new.rows.is_empty() {
+        cache = g.kv_write_sides(&cache, new.rows, new.slots)?;
+    }
+    Ok(cache)
+}
+
 /// Causal attention of `q`, `[tokens, heads, dim]`, over the layer's cache, after the rows were added: `[tokens, heads,
 /// dim]`. `of_heads` are the slopes and sinks that `op` asks for.
 pub(crate) fn attend_cached(
     g: &mut Builder,
     q: Var,
-    new: CacheRows<'_>,
+    new: &CacheRows<'_>,
     positions: Var,
     of_heads: &[Var],
     op: PagedAttention,
@@ -286,14 +313,7 @@ pub(crate) fn attend_cached(
 ) -> GraphResult<Var> {
     let step = StepInputs::ask(g)?;
     let table = block_table(g, op.window)?;
-    let ty = paged_kv(new.shape, op.window, options);
-    let mut cache = vec![g.state("kv", ty.clone())?];
-    if options.cache == DType::I8 {
-        cache.push(g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?);
-    }
-    if !new.rows.is_empty() {
-        cache = g.kv_write_sides(&cache, new.rows, new.slots)?;
-    }
+    let cache = write_cache(g, KV, new, op.window, options)?;
     let (kv, scales) = (cache[0], &cache[1..]);
     g.attention_with([q, kv, table, step.seq_ids, positions], &[scales, of_heads].concat(), op)
 }
@@ -310,17 +330,24 @@ pub fn attention_symbols(window: Option<usize>) -> (Sym, Sym) {
     }
 }
 
+/// The windows whose (query, key) pairs or cached tokens `cost` is told in, besides those of all tokens.
+pub fn attended_windows(cost: &Cost) -> BTreeSet<usize> {
+    let window = |sym: &Sym| {
+        let of = [symbols::PAIRS, symbols::CACHED].into_iter().find_map(|name| sym.name().strip_prefix(name))?;
+        of.strip_prefix(WITHIN)?.parse().ok()
+    };
+    let polys = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read, &cost.bytes_written];
+    polys.into_iter().flat_map(ridge_graph::Poly::symbols).filter_map(window).collect()
+}
+
 /// `bindings` with the (query, key) pairs and cached tokens of a step of one token that sees `context`, for every window that
 /// `cost` has some of.
 pub(crate) fn with_attended(cost: &Cost, bindings: Bindings, context: usize) -> Bindings {
-    let polys = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read, &cost.bytes_written];
-    let seen = |sym: &Sym| {
-        let of = [symbols::PAIRS, symbols::CACHED].into_iter().find_map(|name| sym.name().strip_prefix(name))?;
-        let window = if of.is_empty() { context } else { of.strip_prefix(WITHIN)?.parse().ok()? };
-        Some((sym.name().to_owned(), window.min(context)))
-    };
-    let seen: Vec<_> = polys.into_iter().flat_map(ridge_graph::Poly::symbols).filter_map(seen).collect();
-    seen.into_iter().fold(bindings, |all, (name, seen)| all.with(&name, seen))
+    [None].into_iter().chain(attended_windows(cost).into_iter().map(Some)).fold(bindings, |all, window| {
+        let (pairs, cached) = attention_symbols(window);
+        let seen = window.map_or(context, |window| window.min(context));
+        all.with(pairs.name(), seen).with(cached.name(), seen)
+    })
 }
 
 /// `bindings` with the (query, key) pairs of one text of `tokens` tokens that see each other, or if `causal` those before

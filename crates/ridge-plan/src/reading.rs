@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use ridge_graph::shard::{Placement, placements};
 use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Var, Work};
 use ridge_models::parallel;
-use ridge_models::{BuildOptions, FamilyKind, Model, ModelConfig, PlannedConfig, StateGroup, family_kind, symbols};
+use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, StateGroup, symbols};
 
 use crate::error::PlanError;
 
@@ -166,9 +166,6 @@ impl Reading {
             let remedy = "leave it out to plan as other programs train it";
             PlanError::setting("--software", "ridge", format!("does not train this family: {why}"), remedy)
         };
-        if family_kind(file, text)? == Some(FamilyKind::Planned) {
-            return Err(refused("it can only be planned so far".into()));
-        }
         let mut reading = Self::new(&build(file, text)?)?;
         let training = ModelConfig::from_json(file, text)?.build_training(&options());
         let training = training.map_err(|error| refused(error.to_string()))?;

@@ -34,15 +34,6 @@ pub enum Error {
         or_on_host: bool,
     },
 
-    /// A model that can be planned only.
-    #[error("{model} is of the family {family}, which can only be planned so far, not run")]
-    Planned {
-        /// Where the model comes from.
-        model: String,
-        /// Its family.
-        family: String,
-    },
-
     /// A model of another kind than the one asked for.
     #[error("{model} is not a {wanted}")]
     Kind {

@@ -79,8 +79,7 @@ fn network_weights(files: &ModelFiles, config: &NetworkConfig, random: bool) -> 
     }
 }
 
-/// A network of any kind with its weights in the formats that they are stored in, and where they come from. Those of a
-/// family that only is planned are random.
+/// A network of any kind with its weights in the formats that they are stored in, and where they come from.
 ///
 /// # Errors
 /// When a file is not readable or does not fit the network.
@@ -91,8 +90,7 @@ pub fn build_network(
     context: Option<usize>,
     random_weights: bool,
 ) -> Result<(Network, WeightSource)> {
-    let random = random_weights || matches!(config, NetworkConfig::Planned(_));
-    let source = network_weights(files, config, random)?;
+    let source = network_weights(files, config, random_weights)?;
     let mut network = config.build(&BuildOptions { context, ..numbers.options(config.torch_dtype()) })?;
     network.module_mut().store(&source, numbers.format.as_ref())?;
     Ok((network, source))
@@ -135,9 +133,6 @@ pub fn load_network(
     random_weights: bool,
     observer: &mut dyn LoadObserver,
 ) -> Result<LoadedNetwork> {
-    if let NetworkConfig::Planned(planned) = config {
-        return Err(Error::Planned { model: files.to_string(), family: planned.family.to_owned() });
-    }
     let (mut network, source) = build_network(files, config, numbers, None, random_weights)?;
     let device = OpenDevice::open(placement)?;
     round_network(&mut network, numbers, device.is_cpu());

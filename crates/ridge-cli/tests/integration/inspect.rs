@@ -196,6 +196,17 @@ fn launches_of_a_step_are_listed_for_a_gpu_that_is_not_there() {
 }
 
 #[test]
+fn sparse_attention_of_a_gpu_is_by_its_kernels() {
+    let config = repository().join("fixtures/families/glm_moe_dsa/config.json").display().to_string();
+    let listed = json(&["inspect", &config, "--launches", "H100", "--tokens", "1", "--json"]);
+    let launches = listed["launches"].as_array().expect("a list");
+    let count = |op: &str| launches.iter().filter(|launch| launch["op"] == op).count();
+    // Three layers attend, of which the last takes the selection of the one before it.
+    assert_eq!(count("selected_attention"), 3, "{listed}");
+    assert_eq!(count("index_topk"), 2 * 2, "{listed}");
+}
+
+#[test]
 fn dense_modules_are_counted() {
     let fixtures = repository().join("fixtures");
     let folder = tempfile::tempdir().unwrap();

@@ -345,7 +345,7 @@ fn training_by_ridge_is_planned_by_its_own_gradient() {
     assert!(ranked.iter().all(|r| r["layout"]["recompute"] == "none" && r["layout"]["sequence_parallel"] == false));
     let refused = ridge("plan train DeepSeek-V3.2.json --gpus 8 --software ridge");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("can only be planned"), "{said}");
+    assert!(!refused.status.success() && said.contains("no form without a cache"), "{said}");
 }
 
 #[test]

@@ -13,10 +13,13 @@
 //! scales.
 
 mod in_lanes;
+mod index;
 mod kernel;
 mod narrow;
+mod online;
 #[cfg(target_arch = "x86_64")]
 mod packed;
+mod selected;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod values;
@@ -35,7 +38,7 @@ use crate::scratch::Scratch;
 use crate::simd;
 use kernel::{AttentionKernel, TOKENS};
 
-pub(super) fn entries() -> [KernelEntry; 3] {
+pub(super) fn entries() -> [KernelEntry; 7] {
     [
         KernelEntry::new("attention", "attention(q, kv, block_table, seq_ids, positions)", |_| true, make),
         KernelEntry::new(
@@ -50,6 +53,30 @@ pub(super) fn entries() -> [KernelEntry; 3] {
             "attention(q, kv, block_table, seq_ids, positions, scales, heads)",
             |_| true,
             make,
+        ),
+        KernelEntry::new(
+            "selected_attention",
+            "selected_attention(q, kv, block_table, seq_ids, selected)",
+            |_| true,
+            selected::make,
+        ),
+        KernelEntry::new(
+            "selected_attention_codes",
+            "selected_attention(q, kv, block_table, seq_ids, selected, scales)",
+            |_| true,
+            selected::make,
+        ),
+        KernelEntry::new(
+            "index_topk",
+            "index_topk(q, w, keys, block_table, seq_ids, positions)",
+            |_| true,
+            index::make,
+        ),
+        KernelEntry::new(
+            "index_topk_codes",
+            "index_topk(q, w, keys, block_table, seq_ids, positions, scales)",
+            |_| true,
+            index::make,
         ),
     ]
 }

@@ -2,6 +2,9 @@
 //! tokens that a step has few of a sequence; elsewhere `kernels/attention_tiles.cu` takes steps of prompts.
 //! `kernels/attention_latent.cu` is for caches of latents on Hopper, and `kernels/attention.cu` for any dtype and head size.
 
+mod latent;
+mod tokens;
+
 use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
 use ridge_graph::{DType, Function, Sym};
 
@@ -79,7 +82,7 @@ fn supports(body: &Function, kv: usize, sinks: bool) -> bool {
 }
 
 /// Elements of the widest heads: those that [`LATENT`] has room for.
-const MOST: usize = 640;
+pub(super) const MOST: usize = 640;
 /// Positions of a cache below which another span is not worth its joining.
 const LEAST: usize = 64;
 /// The most spans of a token: `SPANS` of the text.
@@ -111,8 +114,10 @@ pub(super) const PROMPT_ARCH: &str = "sm_90a";
 pub(super) const PROMPT_COLUMNS: usize = 128;
 
 /// Extents and what the kernels define.
-struct AttentionCall<'a> {
+pub(super) struct AttentionCall<'a> {
     op: &'a PagedAttention,
+    /// How many positions a selection in the place of the positions has of each token.
+    selected: Option<usize>,
     /// What is done to q on the way.
     rope: Option<&'a Rope>,
     /// Is q normed before that, by input 1?
@@ -144,6 +149,7 @@ impl AttentionCall<'_> {
             ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
             ("SINKS", u8::from(self.op.sinks).to_string()),
+            ("SELECTED", self.selected.unwrap_or(0).to_string()),
         ]
     }
 
@@ -297,120 +303,6 @@ impl AttentionCall<'_> {
         kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)
     }
-
-    /// Does [`AttentionCall::latent`] take this cache?
-    fn fits_latent(&self) -> bool {
-        let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.op.sinks;
-        let numbered = self.blocks * self.keys * self.block <= i32::MAX as usize;
-        let cores = matches!(self.dtype, DType::BF16 | DType::F16) && self.cache == self.dtype;
-        self.sides == 1 && plain && numbered && cores && self.dim.is_multiple_of(64)
-    }
-
-    /// On tensor cores, each token for itself, by rows that are keys and values at once.
-    fn latent(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-        let (mut kernel, q) = self.rotated(spec)?;
-        let parts = (self.heads / self.keys).div_ceil(16);
-        let spans = spans(self.tokens * self.keys * parts, self.columns * self.block);
-        let source = source("attention_latent", &self.defines(), &LATENT);
-        let used = kernel.scratch.next_multiple_of(16);
-        let mut rows = self.in_spans(source, q, used, [self.tokens, self.keys * parts], spans)?;
-        // Two buffers of rows; scores of four quarters of the elements, and weights.
-        set_shared(&mut rows, 2 * 64 * self.dim * 2 + 4 * 16 * 72 * 4 + 16 * 64 * 2);
-        kernel.actions.extend(rows.actions);
-        self.join(kernel, used, spans, &self.defines())
-    }
-
-    /// `source` over `across` blocks in each of `spans` spans of the positions, which leave what they make in scratch memory
-    /// behind the first `used` bytes.
-    fn in_spans(
-        &self,
-        source: std::sync::Arc<CudaSource>,
-        q: OperandSlot,
-        used: usize,
-        across: [usize; 2],
-        spans: usize,
-    ) -> Result<CudaKernel, String> {
-        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, spans]);
-        let mut args = self.inputs(q);
-        args.extend([
-            output(0),
-            LaunchArg::Pointer(OperandSlot::Scratch, used),
-            LaunchArg::Float(self.op.scale as f32),
-            n,
-        ]);
-        grid(source, [across[0], across[1], spans], 256, args)
-    }
-
-    /// `kernel`, and what puts its spans together if there are several.
-    fn join(
-        &self,
-        mut kernel: CudaKernel,
-        used: usize,
-        spans: usize,
-        defines: &[(&'static str, String)],
-    ) -> Result<CudaKernel, String> {
-        if spans > 1 {
-            let rows = self.tokens * self.heads;
-            let numbers = numbers(&[self.tokens, self.heads, spans]);
-            let mut args = vec![LaunchArg::Pointer(OperandSlot::Scratch, used), output(0)];
-            args.extend(self.op.sinks.then(|| input(self.first + 4)));
-            args.push(numbers);
-            let threads = self.dim.next_multiple_of(32).min(1024) as u32;
-            let source = source("attention_join", &[defines, &self.of_spans(1)].concat(), &ATTENTION);
-            kernel.actions.extend(grid(source, [rows, 1, 1], threads, args)?.actions);
-            kernel.scratch = used + rows * spans * (self.dim + 2) * 4;
-        }
-        Ok(kernel)
-    }
-
-    /// What [`ATTENTION`] defines besides: whether it joins, and how it reads.
-    fn of_spans(&self, joins: u8) -> Vec<(&'static str, String)> {
-        let [wide, lanes] = self.lanes();
-        vec![
-            ("CACHE", name(self.cache).into()),
-            ("SIDES", self.sides.to_string()),
-            ("WIDE", wide.to_string()),
-            ("LANES", lanes.to_string()),
-            ("SPANS", SPANS.to_string()),
-            ("JOIN", joins.to_string()),
-        ]
-    }
-
-    /// Elements of a load of a lane of [`ATTENTION`], and lanes of a position.
-    fn lanes(&self) -> [usize; 2] {
-        let size = self.cache.size_bytes();
-        let wide = [8, 4, 2, 1].into_iter().find(|w| self.dim.is_multiple_of(*w) && w * size <= 16).unwrap_or(1);
-        [wide, self.dim.div_ceil(wide).next_power_of_two().min(32)]
-    }
-
-    /// Each token for itself, in any dtype.
-    fn tokens(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-        // A norm is not made on the way.
-        let (mut kernel, q, rope) = match self.rope.filter(|_| !self.normed) {
-            Some(rope) => (CudaKernel::default(), OperandSlot::Input(0), Some(rope)),
-            None => self.rotated(spec).map(|(kernel, q)| (kernel, q, None))?,
-        };
-        let share = self.heads / self.keys;
-        let [_, lanes] = self.lanes();
-        // Shared memory holds the values of all groups: 36 kB at most.
-        let most = 36_864 / (256 / lanes * (self.dim + 2) * 4);
-        // A block for each head while there are few; then heads that share a key share its reading.
-        let alone = self.tokens * self.heads <= FEW;
-        let held = [4, 2].into_iter().filter(|_| !alone).find(|n| *n <= most && *n <= share).unwrap_or(1);
-        let parts = share.div_ceil(held);
-        // As many as fill the GPU, whatever the table's width: each token's positions are shared out on the device.
-        let visible = (self.columns * self.block).min(self.op.window.unwrap_or(usize::MAX));
-        let spans = spans(self.tokens * self.keys * parts, visible);
-        let mut defines = self.defines();
-        defines.extend(rope::rotation(rope));
-        defines.extend(rope::no_norm().0.map(|(name, value)| (name, value.to_owned())));
-        defines.push(("HEADS", held.to_string()));
-        let source = source("attention", &[&defines[..], &self.of_spans(0)].concat(), &ATTENTION);
-        let across = [self.tokens, self.keys * parts];
-        let used = kernel.scratch.next_multiple_of(16);
-        kernel.actions.extend(self.in_spans(source, q, used, across, spans)?.actions);
-        self.join(kernel, used, spans, &defines)
-    }
 }
 
 /// Spans of a token of a launch that is `across` blocks wide, and of whose positions at most `visible` are seen. Where the
@@ -425,42 +317,49 @@ fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>
     CudaSource::new(entry, &defines, text)
 }
 
+impl<'a> AttentionCall<'a> {
+    /// `op` of these operands, after `selected` positions where there is a selection of them.
+    pub(super) fn new(
+        spec: &'a CudaKernelSpec<'_>,
+        op: &'a PagedAttention,
+        selected: Option<usize>,
+    ) -> Result<Self, String> {
+        let rope = spec.composite::<Rope>();
+        let normed = spec.composite::<RmsNorm>().is_some();
+        let first = 1 + usize::from(rope.is_some()) + usize::from(normed);
+        let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
+        let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
+            return Err("q must have three axes and the cache five".into());
+        };
+        Ok(Self {
+            op,
+            selected,
+            rope,
+            normed,
+            first,
+            tokens: *tokens,
+            heads: *heads,
+            keys: *keys,
+            dim: *dim,
+            columns: table.shape[1],
+            blocks: *blocks,
+            sides: *sides,
+            block: *block,
+            cache: kv.dtype,
+            dtype: q.dtype,
+        })
+    }
+}
+
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
-    let rope = spec.composite::<Rope>();
-    let normed = spec.composite::<RmsNorm>().is_some();
-    let first = 1 + usize::from(rope.is_some()) + usize::from(normed);
-    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
-    let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
-        return Err("q must have three axes and the cache five".into());
-    };
-    let call = AttentionCall {
-        op,
-        rope,
-        normed,
-        first,
-        tokens: *tokens,
-        heads: *heads,
-        keys: *keys,
-        dim: *dim,
-        columns: table.shape[1],
-        blocks: *blocks,
-        sides: *sides,
-        block: *block,
-        cache: kv.dtype,
-        dtype: q.dtype,
-    };
+    let call = AttentionCall::new(spec, op, None)?;
     if call.fits_latent() {
-        let (there, elsewhere) = (call.latent(spec)?, call.tokens(spec)?);
-        return Ok(CudaKernel {
-            scratch: there.scratch.max(elsewhere.scratch),
-            actions: vec![DeviceAction::ByArch {
-                arch: PROMPT_ARCH,
-                actions: there.actions,
-                otherwise: elsewhere.actions,
-            }],
-        });
+        return call.of_tokens(spec);
     }
+    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[call.first], &spec.inputs[call.first + 1]);
+    let (tokens, dim, blocks, sides, keys, block) =
+        (&call.tokens, &call.dim, &call.blocks, &call.sides, &call.keys, &call.block);
     let cores = *sides == 2 && op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
     // Rows of the cache are numbered by 32 bits there.
     let numbered = blocks * 2 * keys * block <= i32::MAX as usize;

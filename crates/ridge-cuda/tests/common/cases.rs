@@ -391,15 +391,15 @@ pub(crate) fn blocks() -> Vec<KernelCase> {
 }
 
 /// A step of sequences of these `(cached, new)` tokens, with some padding at the end, in blocks of 16 in no order.
-struct Step {
-    table: Tensor,
-    ids: Tensor,
-    positions: Tensor,
-    blocks: usize,
+pub(crate) struct Step {
+    pub(crate) table: Tensor,
+    pub(crate) ids: Tensor,
+    pub(crate) positions: Tensor,
+    pub(crate) blocks: usize,
 }
 
 impl Step {
-    fn new(sequences: &[(usize, usize)], padding: usize, spare: usize) -> Self {
+    pub(crate) fn new(sequences: &[(usize, usize)], padding: usize, spare: usize) -> Self {
         let columns = sequences.iter().map(|(cached, new)| (cached + new).div_ceil(16)).max().unwrap_or(0) + spare;
         let blocks = sequences.len() * columns;
         let (mut ids, mut positions) = (Vec::new(), Vec::new());

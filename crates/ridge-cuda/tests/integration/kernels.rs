@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use crate::cases::{self, KernelCase};
 use crate::common::gpu;
 use crate::running::{run, same_bits};
+use crate::sparse;
 use crate::training;
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
@@ -156,6 +157,13 @@ fn keys_are_normed_and_rotated_on_their_way_to_the_cache() {
 fn attention_of_long_ragged_and_windowed_steps() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::attentions());
+}
+
+#[test]
+fn sparse_attention_and_its_index() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &sparse::indices());
+    hold(&gpu, &sparse::selections());
 }
 
 #[test]

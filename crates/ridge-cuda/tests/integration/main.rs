@@ -16,6 +16,8 @@ mod processes;
 mod random;
 #[path = "../../../ridge-cpu/tests/common/mod.rs"]
 mod running;
+#[path = "../common/sparse.rs"]
+mod sparse;
 #[path = "../common/training.rs"]
 mod training;
 #[path = "../common/views.rs"]

@@ -1,5 +1,5 @@
-//! Families with recurrences through the engine on the CPU, with the weights of `fixtures/families`: chunked prompts, ragged
-//! batches, preemption, snapshots of prefixes, cancellation, steps in flight and drafts give the tokens of an undisturbed run.
+//! Families with recurrences, and others with caches of their own kind, through the engine on the CPU, with the weights of
+//! `fixtures/families`: chunked prompts, ragged batches, preemption, snapshots of prefixes, cancellation, steps in flight and drafts give the tokens of an undisturbed run.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -164,4 +164,14 @@ fn gemma4_is_undisturbed() {
 #[test]
 fn gemma4_with_experts_is_undisturbed() {
     answers_are_undisturbed("gemma4_moe");
+}
+
+#[test]
+fn deepseek_v32_is_undisturbed() {
+    answers_are_undisturbed("deepseek_v32");
+}
+
+#[test]
+fn glm_5_is_undisturbed() {
+    answers_are_undisturbed("glm_moe_dsa");
 }

@@ -2,7 +2,8 @@
 //! of Ainslie et al. 2023, "GQA"; pages of Kwon et al. 2023, "Efficient Memory Management for Large Language Model
 //! Serving with PagedAttention").
 
-use super::require::{flat, takes, want, want_floats};
+use super::paged_rows::{SequenceRows, attention_shares, query_groups};
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
@@ -63,9 +64,6 @@ pub struct PagedAttention {
 
 eq_by_bits!(PagedAttention { scale, softcap; window, chunked, slopes, sinks, pairs, cached });
 
-/// Below every score, and finite, so that a row without any key has no infinite differences.
-const MASKED: f64 = -3.0e38;
-
 impl PagedAttention {
     /// Attention to all positions before, without a cap.
     pub fn new(scale: f64, pairs: Sym, cached: Sym) -> Self {
@@ -77,17 +75,6 @@ impl PagedAttention {
         let (scales, per_head) = rest.split_at(rest.len().min(usize::from(kv.dtype == DType::I8)));
         let (slopes, sinks) = per_head.split_at(per_head.len().min(usize::from(self.slopes)));
         (scales, slopes.first(), sinks.first())
-    }
-
-    /// `(query heads of each kv head, kv heads)`.
-    fn groups(q: &Type, kv: &Type) -> Result<(usize, usize), Why> {
-        let (heads, kv_heads) = (&q.shape.0[1], &kv.shape.0[2]);
-        let group = match (heads.as_const(), kv_heads.as_const()) {
-            (Some(0), Some(0)) => Some((1, 0)),
-            (Some(h), Some(k)) if k > 0 && h % k == 0 => Some((h / k, k)),
-            _ => None,
-        };
-        group.ok_or_else(|| format!("q has {heads} heads, which must be a multiple of the {kv_heads} of kv"))
     }
 }
 
@@ -105,7 +92,7 @@ impl Composite for PagedAttention {
         if cache[4] != q.shape.0[2] {
             return Err(format!("kv must have heads of {} elements as q has, got {kv}", q.shape.0[2]));
         }
-        Self::groups(q, kv)?;
+        query_groups(q, kv)?;
         if table.shape.rank() != 2 || table.dtype != DType::I32 || !table.is_plain() {
             return Err(format!("block_table must be i32[sequences, blocks], got {table}"));
         }
@@ -140,42 +127,11 @@ impl Composite for PagedAttention {
         let (qt, kt) = (g.ty(*q)?.clone(), g.ty(*kv)?.clone());
         let (scales, slopes, sinks) = self.rest(&kt, rest);
         let fail = |g: &Builder, why: Why| GraphError::usage(g.scope(), why);
-        let (group, heads) = Self::groups(&qt, &kt).map_err(|why| fail(g, why))?;
+        let (group, heads) = query_groups(&qt, &kt).map_err(|why| fail(g, why))?;
         let (tokens, dim) = (&qt.shape.0[0], &qt.shape.0[2]);
-        let (blocks, block_size) = (g.ty(*table)?.shape.last(), &kt.shape.0[3]);
-        let keys = flat(&[blocks.clone(), block_size.clone()]).map_err(|why| fail(g, why))?;
         let (heads, group, one) = (Dim::from(heads), Dim::from(group), Dim::from(1));
-
-        // Each token's own blocks: [tokens, blocks, sides, kv_heads, block_size, dim].
-        let row = g.gather(*table, *ids, 0)?;
-        let cache = g.state_read(*kv)?;
-        let cache = g.gather(cache, row, 0)?;
-        // Of codes their scales: [tokens, blocks, sides, kv_heads, block_size].
-        let scales = match scales.first() {
-            Some(scales) => {
-                let scales = g.state_read(*scales)?;
-                Some(g.gather(scales, row, 0)?)
-            }
-            None => None,
-        };
-        let count = super::kv_write::sides(&kt);
-        let mut sides = Vec::with_capacity(count);
-        for side in 0..count {
-            let x = g.slice(cache, 2, side, 1)?;
-            let x = g.reshape(x, Shape::new([tokens, &blocks, &heads, block_size, dim]))?;
-            let x = g.transpose(x, &[0, 2, 1, 3, 4])?;
-            let x = g.reshape(x, Shape::new([tokens, &heads, &keys, dim]))?;
-            let mut x = g.cast(x, DType::F32)?;
-            if let Some(scales) = scales {
-                let scales = g.slice(scales, 2, side, 1)?;
-                let scales = g.reshape(scales, Shape::new([tokens, &blocks, &heads, block_size]))?;
-                let scales = g.transpose(scales, &[0, 2, 1, 3])?;
-                let scales = g.reshape(scales, Shape::new([tokens, &heads, &keys, &one]))?;
-                x = g.mul(x, scales)?;
-            }
-            sides.push(x);
-        }
-        let (k, v) = (sides[0], sides[count - 1]);
+        let SequenceRows { sides, keys } = SequenceRows::read(g, *kv, scales, *table, *ids)?;
+        let (k, v) = (sides[0], sides[sides.len() - 1]);
 
         let grouped = Shape::new([tokens, &heads, &group, dim]);
         let x = g.cast(*q, DType::F32)?;
@@ -221,31 +177,11 @@ impl Composite for PagedAttention {
             seen = g.and(seen, near)?;
         }
 
-        let masked = g.constant(DType::F32, MASKED)?;
-        let scores = g.select(seen, scores, masked)?;
-        let mut largest = g.reduce_max(scores, 3)?;
         let sinks = match sinks {
             Some(sinks) => Some(g.reshape(*sinks, per_head)?),
             None => None,
         };
-        if let Some(sinks) = sinks {
-            largest = g.max(largest, sinks)?;
-        }
-        let shifted = g.sub(scores, largest)?;
-        let weight = g.exp(shifted)?;
-        let nothing = g.constant(DType::F32, 0.0)?;
-        let weight = g.select(seen, weight, nothing)?;
-        let mut total = g.reduce_sum(weight, 3)?;
-        if let Some(sinks) = sinks {
-            let sunk = g.sub(sinks, largest)?;
-            let sunk = g.exp(sunk)?;
-            total = g.add(total, sunk)?;
-        }
-        // Where no key is seen there is nothing to divide.
-        let none = g.eq(total, nothing)?;
-        let unit = g.constant(DType::F32, 1.0)?;
-        let total = g.select(none, unit, total)?;
-        let share = g.div(weight, total)?;
+        let share = attention_shares(g, scores, seen, sinks)?;
         let y = g.matmul(share, v, false, false, DType::F32)?;
         let y = g.reshape(y, qt.shape.clone())?;
         Ok(vec![g.cast(y, qt.dtype)?])
@@ -404,10 +340,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             .input(step.seq_ids)
             .input(step.positions);
         if stored == DType::I8 {
-            // Codes are a hundred times as large as what they stand for.
-            let scales = rng.normal(DType::F32, &cache[..4]);
-            let scales = scales.floats().iter().map(|x| 0.01 * x.abs() + 0.001).collect();
-            sample = sample.state(Tensor::float(DType::F32, &cache[..4], scales).rounded());
+            sample = sample.state(super::paging::scales(rng, &cache[..4]));
         }
         if slopes {
             let slopes = (0..heads).map(|head| 0.5f64.powi(head as i32 + 2)).collect();

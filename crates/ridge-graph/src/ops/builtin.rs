@@ -2,10 +2,11 @@
 
 use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, causal_conv1d, cross_entropy, dropout, dry,
-    embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear, gelu, grouped_linear, kv_write,
-    layer_norm, linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias,
-    moe_router, muon, norm_gradient, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
-    rms_norm, rope, sampling, sgd, softmax, softplus, stochastic_round, swiglu, table_write, token_layout, wkv,
+    embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear, gelu, grouped_linear,
+    index_topk, kv_write, layer_norm, linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion,
+    log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties, quantize, quantize_delayed,
+    ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus,
+    stochastic_round, swiglu, table_write, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -34,6 +35,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("fp8_linears_backward", fp8_linear::samples_backward),
         OpEntry::new("gelu", gelu::samples),
         OpEntry::new("grouped_linear", grouped_linear::samples),
+        OpEntry::new("index_topk", index_topk::samples),
         OpEntry::new("kv_write", kv_write::samples),
         OpEntry::new("layer_norm", layer_norm::samples),
         OpEntry::new("layer_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, true)),
@@ -73,6 +75,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("rope", rope::samples),
         OpEntry::new("rope_backward", rope::samples_backward),
         OpEntry::new("sample_token", sampling::samples),
+        OpEntry::new("selected_attention", selected_attention::samples),
         OpEntry::new("sgd", sgd::samples),
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("softplus", softplus::samples),

@@ -18,6 +18,13 @@ pub(super) fn cache(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Tensor {
     if dtype == DType::I8 { rng.integers(dtype, shape, -127, 128) } else { rng.normal(dtype, shape) }
 }
 
+/// Scales of a cache of codes, which are a hundred times as large as what they stand for.
+pub(super) fn scales(rng: &mut Rng, shape: &[usize]) -> Tensor {
+    let scales = rng.normal(DType::F32, shape);
+    let scales = scales.floats().iter().map(|x| 0.01 * x.abs() + 0.001).collect();
+    Tensor::float(DType::F32, shape, scales).rounded()
+}
+
 /// What one step of several sequences is given.
 pub(super) struct PagedStep {
     /// Blocks of the cache; one more than are used.

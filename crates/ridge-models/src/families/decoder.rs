@@ -17,7 +17,7 @@ use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::loss::{mean_loss, targets};
 use crate::model::{
-    BuildOptions, Model, StepInputs, block_table, finish_decoder, history_group, kv_bytes, kv_states, symbols,
+    BuildOptions, KV, Model, StepInputs, block_table, cache_states, finish_decoder, history_group, kv_bytes, symbols,
 };
 use crate::module::{Module, StateGroup};
 use ridge_files::checkpoint::{Part, Stack};
@@ -334,7 +334,7 @@ pub(super) fn build(
     let mut groups: Vec<StateGroup> = Vec::new();
     // Of each group, the slots of the step's tokens in its blocks.
     let mut slots_of_groups = Vec::new();
-    let mut fixed = empty_group();
+    let (mut further, mut fixed) = (empty_group(), empty_group());
     for index in 0..config.num_hidden_layers {
         let (window, states) = (family.window(index), family.states(index, options));
         let scope = format!("{}.{index}", tensors.layers);
@@ -352,15 +352,15 @@ pub(super) fn build(
                     }
                 });
             }
-            let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
-            groups[at].states.extend(of_layer);
+            groups[at].states.extend(cache_states(&format!("{scope}.{}.{KV}", tensors.attention), options));
             groups[at].bytes_per_token += kv_bytes(shape, options);
             slots_of_layer = slots_of_groups[at];
         }
+        states.add_caches_to(&mut further, &scope, options);
         states.add_to(&mut fixed, &scope);
         x = layers.call(&mut g, index, x, Some(slots_of_layer))?;
     }
-    groups.extend((!fixed.states.is_empty()).then_some(fixed));
+    groups.extend([further, fixed].into_iter().filter(|group| !group.states.is_empty()));
 
     let x = family.finish(&mut g, x)?;
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;

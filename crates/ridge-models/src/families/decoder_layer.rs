@@ -3,12 +3,12 @@
 
 use std::cell::RefCell;
 
-use ridge_graph::ops::{PagedAttention, RaggedAttention, Rope};
+use ridge_graph::ops::{PagedAttention, RaggedAttention, Rope, SelectedAttention};
 use ridge_graph::{Builder, Dim, GraphError, Result as GraphResult, Type, Var};
 
 use super::blocks::{deinterleaved, linear, rope};
 use crate::config::{DecoderConfig, RopeConfig};
-use crate::model::{BuildOptions, CacheRows, attend_cached, attention_symbols, symbols};
+use crate::model::{BuildOptions, CacheRows, KV, StepInputs, attend_cached, attention_symbols, symbols, write_cache};
 
 /// What the layers of a model are given besides the residual stream, in the function that calls them.
 #[derive(Debug)]
@@ -244,19 +244,62 @@ impl DecoderLayer<'_> {
         if self.window.is_some() { ["local_keys", "local_values"] } else { ["keys", "values"] }
     }
 
-    /// Attention to `rows`: keys and values, keys that are values too, or none but those that the cache has.
-    fn attend_sides(&self, g: &mut Builder, q: Var, rows: &[Var], scores: &AttentionScores) -> GraphResult<Var> {
-        let turn = |g: &mut Builder, x: Var| match &scores.rope {
+    /// `x`, `[tokens, heads, dim]`, rotated as `scores` says.
+    pub(super) fn rotate(&self, g: &mut Builder, x: Var, scores: &AttentionScores) -> GraphResult<Var> {
+        match &scores.rope {
             Some(rope) => {
                 let x = if scores.interleaved { deinterleaved(g, x, 2 * rope.inv_freq.len())? } else { x };
                 g.rope(x, self.positions, rope)
             }
             None => Ok(x),
-        };
-        let (q, mut rows) = (turn(g, q)?, rows.to_vec());
-        if let Some(k) = rows.first_mut() {
-            *k = turn(g, *k)?;
         }
+    }
+
+    /// `q` and the first of `rows`, which are keys, rotated.
+    fn rotate_with_first(
+        &self,
+        g: &mut Builder,
+        q: Var,
+        rows: &[Var],
+        scores: &AttentionScores,
+    ) -> GraphResult<(Var, Vec<Var>)> {
+        let (q, mut rows) = (self.rotate(g, q, scores)?, rows.to_vec());
+        if let Some(k) = rows.first_mut() {
+            *k = self.rotate(g, *k, scores)?;
+        }
+        Ok((q, rows))
+    }
+
+    /// The slots of the step's tokens in the cache; an error where there is none, which `what` cannot do without.
+    pub(super) fn slots(&self, g: &Builder, what: &str) -> GraphResult<Var> {
+        match self.keys {
+            KeySource::Cache { slots } => Ok(slots),
+            KeySource::Step { .. } => Err(no_form_without_cache(g, what)),
+        }
+    }
+
+    /// As [`DecoderLayer::attend_rows`], to the `top_k` positions of `selected`, i32 `[tokens, top_k]`, alone.
+    pub(super) fn attend_selected(
+        &self,
+        g: &mut Builder,
+        [q, k, selected]: [Var; 3],
+        top_k: usize,
+        scores: &AttentionScores,
+    ) -> GraphResult<Var> {
+        let slots = self.slots(g, "attention to selected tokens")?;
+        let (q, rows) = self.rotate_with_first(g, q, &[k], scores)?;
+        let new = CacheRows { rows: &rows, slots, shape: self.cache };
+        let cache = write_cache(g, KV, &new, None, self.options)?;
+        let step = StepInputs::ask(g)?;
+        let (pairs, cached) = attention_symbols(Some(top_k));
+        let op = SelectedAttention { scale: scores.scale, pairs, cached };
+        let a = g.selected_attention(q, &cache, [step.block_table, step.seq_ids, selected], op)?;
+        self.join_heads(g, a)
+    }
+
+    /// Attention to `rows`: keys and values, keys that are values too, or none but those that the cache has.
+    fn attend_sides(&self, g: &mut Builder, q: Var, rows: &[Var], scores: &AttentionScores) -> GraphResult<Var> {
+        let (q, rows) = self.rotate_with_first(g, q, rows, scores)?;
         let (pairs, cached) = attention_symbols(self.window);
         let (scale, window, softcap) = (scores.scale, self.window, scores.softcap);
         let of_heads: Vec<Var> = [scores.slopes, scores.sinks].into_iter().flatten().collect();
@@ -273,12 +316,10 @@ impl DecoderLayer<'_> {
                     cached,
                 };
                 let cache = CacheRows { rows: &rows, slots, shape: self.cache };
-                attend_cached(g, q, cache, self.positions, &of_heads, op, self.options)?
+                attend_cached(g, q, &cache, self.positions, &of_heads, op, self.options)?
             }
             KeySource::Step { .. } if scores.chunked || !of_heads.is_empty() => {
-                let why = "attention with ALiBi slopes, sinks or chunked windows has no form without a cache, so models with \
-                           it cannot be trained yet, nor read as encoders";
-                return Err(GraphError::Use { at: g.scope().into(), why: why.into() });
+                return Err(no_form_without_cache(g, "attention with ALiBi slopes, sinks or chunked windows"));
             }
             KeySource::Step { seq_ids, both_ways } => {
                 let op = if both_ways { RaggedAttention::new } else { RaggedAttention::causal };
@@ -289,4 +330,10 @@ impl DecoderLayer<'_> {
         };
         self.join_heads(g, a)
     }
+}
+
+fn no_form_without_cache(g: &Builder, what: &str) -> GraphError {
+    let why =
+        format!("{what} has no form without a cache, so models with it cannot be trained yet, nor read as encoders");
+    GraphError::Use { at: g.scope().into(), why }
 }

@@ -1,6 +1,7 @@
 //! DeepSeek V2 (DeepSeek-AI 2024, "DeepSeek-V2", section 2), V3 and R1 (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report",
 //! section 2.1), and Kimi K2 (Kimi Team 2025, "Kimi K2", section 2.3): latent attention, and a few experts of many beside some
-//! that all tokens take. V3 scores experts by sigmoids with a bias for the choice, and chooses groups of them first.
+//! that all tokens take. V3 scores experts by sigmoids with a bias for the choice, and chooses groups of them first. Families
+//! whose attention is sparse (`deepseek_v32.rs`, `glm_moe_dsa.rs`) have the same layers with an indexer.
 
 use ridge_files::checkpoint::Stack;
 use ridge_graph::{Builder, Result as GraphResult, Var};
@@ -12,9 +13,11 @@ use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts, experts_and_shared, stacks,
 };
 use super::latent_attention::{LATENT_ATTENTION, LatentAttentionConfig};
+use super::layer_states::LayerStates;
 use super::tensors::{GATED_MLP, LLAMA_TENSORS, TensorTable};
-use crate::config::{DecoderConfig, Fields};
+use crate::config::{DecoderConfig, Fields, REMEDY};
 use crate::error::Result;
+use crate::model::BuildOptions;
 
 /// Every size and switch of a DeepSeek model.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,13 +57,9 @@ impl DeepseekConfig {
         };
         router(f, &mut experts)?;
         check_experts(f, &experts)?;
-        Ok(Self {
-            decoder,
-            latent,
-            experts,
-            dense_layers: f.count("first_k_dense_replace")?.unwrap_or(0) as usize,
-            prediction_layers: read_prediction_layers(f)?,
-        })
+        let dense_layers = f.count("first_k_dense_replace")?.unwrap_or(0) as usize;
+        check_layer_kinds(f, decoder.num_hidden_layers, dense_layers)?;
+        Ok(Self { decoder, latent, experts, dense_layers, prediction_layers: read_prediction_layers(f)? })
     }
 
     fn read_v2(f: &mut Fields<'_>) -> Result<Self> {
@@ -82,6 +81,7 @@ impl DeepseekConfig {
         })
     }
 
+    /// V3 and its like.
     pub(super) fn read_v3(f: &mut Fields<'_>) -> Result<Self> {
         Self::read(f, |f, experts| {
             f.must_be("scoring_func", "sigmoid")?;
@@ -91,6 +91,21 @@ impl DeepseekConfig {
             experts.groups = Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?));
             Ok(())
         })
+    }
+}
+
+/// Checks that a list of the layers' kinds, where there is one, says what `first_k_dense_replace` says.
+fn check_layer_kinds(f: &mut Fields<'_>, layers: usize, dense: usize) -> Result<()> {
+    let kind = |layer: usize| if layer < dense { "dense" } else { "sparse" };
+    match f.optional::<Vec<&str>>("mlp_layer_types")? {
+        Some(kinds) if !kinds.iter().copied().eq((0..layers).map(kind)) => Err(f.wrong(
+            "mlp_layer_types",
+            format!(
+                "is not `dense` for first_k_dense_replace = {dense} of {layers} layers and `sparse` for the others"
+            ),
+            REMEDY,
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -138,12 +153,33 @@ pub(super) static KIMI_K2: FamilyDefinition = FamilyDefinition {
     gguf: None,
 };
 
-/// The layers with experts.
+/// Kinds of layers: what that of a layer with experts ends with, and that of one with the selection of another begins with.
 const SPARSE: &str = "experts";
+const SHARING: &str = "sharing";
+const SHARING_SPARSE: &str = "sharing_experts";
+
+impl DeepseekConfig {
+    /// Does layer `index` attend to the selection of one before it?
+    pub(super) fn shares(&self, index: usize) -> bool {
+        self.latent.indexer.as_ref().is_some_and(|indexer| indexer.shares(index))
+    }
+}
 
 impl DecoderFamily for DeepseekConfig {
     fn kind(&self, index: usize) -> &'static str {
-        if index < self.dense_layers { "" } else { SPARSE }
+        match (index < self.dense_layers, self.shares(index)) {
+            (true, false) => "",
+            (true, true) => SHARING,
+            (false, false) => SPARSE,
+            (false, true) => SHARING_SPARSE,
+        }
+    }
+
+    fn states(&self, index: usize, _options: &BuildOptions) -> LayerStates {
+        match &self.latent.indexer {
+            Some(indexer) if !indexer.shares(index) => indexer.with_keys(LayerStates::paged()),
+            _ => LayerStates::paged(),
+        }
     }
 
     fn norm(&self) -> NormKind {
@@ -155,11 +191,14 @@ impl DecoderFamily for DeepseekConfig {
     }
 
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
-        let x = ResidualHalf::before(self.norm(), "input_layernorm")
-            .add(g, x, "self_attn", |g, x| self.latent.build(g, x, self.num_attention_heads, at))?;
-        ResidualHalf::before(self.norm(), "post_attention_layernorm").add(g, x, "mlp", |g, x| match at.kind {
-            SPARSE => experts_and_shared(g, x, &self.experts, "shared_experts"),
-            _ => gated_mlp(g, x, self.intermediate_size, MlpGate::Silu, false),
+        let x = ResidualHalf::before(self.norm(), "input_layernorm").add(g, x, "self_attn", |g, x| {
+            self.latent.build(g, x, self.num_attention_heads, at, at.kind.starts_with(SHARING))
+        })?;
+        ResidualHalf::before(self.norm(), "post_attention_layernorm").add(g, x, "mlp", |g, x| {
+            match at.kind.ends_with(SPARSE) {
+                true => experts_and_shared(g, x, &self.experts, "shared_experts"),
+                false => gated_mlp(g, x, self.intermediate_size, MlpGate::Silu, false),
+            }
         })
     }
 

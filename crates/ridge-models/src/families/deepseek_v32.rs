@@ -1,11 +1,10 @@
-//! DeepSeek V3.2 (DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2): V3 with an indexer that chooses which tokens are attended to. It can
-//! be planned and not run yet.
+//! DeepSeek V3.2 (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): V3, whose layers attend to the tokens that an indexer
+//! selects.
 
 use super::deepseek::{DEEPSEEK_V3, DeepseekConfig, TENSORS};
 use super::definition::{FamilyDefinition, ReadConfig};
-use super::experts::MAX_SIZE;
-use super::planned_config::{Channel, LatentConfig, Mixer, PlannedConfig};
-use crate::config::Fields;
+use super::indexer::IndexerConfig;
+use crate::config::{Fields, REMEDY};
 use crate::error::Result;
 
 /// How V3.2 is registered.
@@ -14,37 +13,30 @@ pub(super) static DEEPSEEK_V32: FamilyDefinition = FamilyDefinition {
     model_type: "deepseek_v32",
     class: Some("DeepseekV32ForCausalLM"),
     harmless: DEEPSEEK_V3.harmless,
-    read: ReadConfig::Planned(|f| read(f, DEEPSEEK_V32.model_type, true)),
+    read: ReadConfig::Decoder(|f| Ok(Box::new(read(f)?))),
     tensors: TENSORS,
     gguf: None,
 };
 
-/// The configuration for plans of V3 and its like, and of V3.2 where it is `indexed`: what V3 is run with, and the indexer.
-pub(super) fn read(f: &mut Fields<'_>, family: &'static str, indexed: bool) -> Result<PlannedConfig> {
-    // A plan expands the latents, so that heads of keys and values are those of queries unless the file says otherwise.
-    let heads_of_keys = f.optional_size("num_key_value_heads", MAX_SIZE)?;
-    let DeepseekConfig { mut decoder, latent: l, experts, dense_layers, .. } = DeepseekConfig::read_v3(f)?;
-    if indexed {
-        f.needs(&["q_lora_rank"])?;
-    }
-    let latent = LatentConfig {
-        q_rank: l.q_rank,
-        kv_rank: l.kv_rank,
-        nope: l.nope,
-        rope: l.rope,
-        value: l.value,
-        index: match indexed {
-            true => Some((
-                f.size("index_n_heads", MAX_SIZE)?,
-                f.size("index_head_dim", MAX_SIZE)?,
-                f.size("index_topk", MAX_SIZE)?,
-            )),
-            false => None,
-        },
-    };
-    decoder.num_key_value_heads = heads_of_keys.unwrap_or(decoder.num_attention_heads);
-    decoder.head_dim = l.nope + l.rope;
-    let channel = |layer| if layer < dense_layers { Channel::Gated } else { Channel::Experts };
-    let layers = (0..decoder.num_hidden_layers).map(|layer| (Some(Mixer::Latent), Some(channel(layer)))).collect();
-    Ok(PlannedConfig { family, decoder, layers, qk_norm: false, experts: Some(experts), latent: Some(latent) })
+/// A V3 with an indexer in each layer, whose rotation turns elements half a rotation apart.
+pub(super) fn read(f: &mut Fields<'_>) -> Result<DeepseekConfig> {
+    read_sparse(f, false)
 }
+
+/// A V3 with an indexer, which turns neighbours as said if the file does not say.
+pub(super) fn read_sparse(f: &mut Fields<'_>, interleaved: bool) -> Result<DeepseekConfig> {
+    f.must_be("rope_interleave", true)?;
+    let indexer = IndexerConfig::read(f, interleaved)?;
+    let mut config = DeepseekConfig::read_v3(f)?;
+    config.latent.indexer = Some(indexer);
+    if let Some(types) = f.optional::<Vec<&str>>("layer_types")?
+        && (types.len() != config.decoder.num_hidden_layers || types.iter().any(|kind| *kind != INDEXED))
+    {
+        let problem = format!("is not `{INDEXED}` for each of {} layers", config.decoder.num_hidden_layers);
+        return Err(f.wrong("layer_types", problem, REMEDY));
+    }
+    Ok(config)
+}
+
+/// What a file calls layers with an indexer.
+const INDEXED: &str = "indexed_attention";

@@ -10,7 +10,6 @@ use super::decoder::{self, DecoderFamily};
 use super::encoder::EncoderConfig;
 use super::gguf_mapping::{GgufEntry, GgufMapping};
 use super::image_classifier::VitConfig;
-use super::planned_config::PlannedConfig;
 use super::tensors::{TensorName, TensorTable};
 use super::text_classifier::TextClassifier;
 use crate::config::{DecoderConfig, Fields, REMEDY};
@@ -48,8 +47,6 @@ pub(crate) enum ReadConfig {
     Encoder(fn(&mut Fields<'_>) -> Result<EncoderConfig>),
     /// It tells what an image shows.
     ImageClassifier(fn(&mut Fields<'_>) -> Result<VitConfig>),
-    /// It is a decoder that can be planned and not run yet.
-    Planned(fn(&mut Fields<'_>) -> Result<PlannedConfig>),
 }
 
 impl std::fmt::Debug for FamilyDefinition {
@@ -67,8 +64,6 @@ pub enum FamilyKind {
     Encoder,
     /// It tells what an image shows: [`VitConfig`] reads its configuration.
     ImageClassifier,
-    /// It can be planned and not run yet: [`PlannedConfig`] reads its configuration.
-    Planned,
 }
 
 impl FamilyDefinition {
@@ -78,7 +73,6 @@ impl FamilyDefinition {
             ReadConfig::Decoder(_) => FamilyKind::Decoder,
             ReadConfig::Encoder(_) => FamilyKind::Encoder,
             ReadConfig::ImageClassifier(_) => FamilyKind::ImageClassifier,
-            ReadConfig::Planned(_) => FamilyKind::Planned,
         }
     }
 

@@ -10,6 +10,7 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Var};
 use super::blocks::{NormKind, linear, weight};
 use super::decoder::{AttentionScores, DecoderLayer};
 use super::experts::MAX_SIZE;
+use super::indexer::IndexerConfig;
 use super::tensors::{ATTENTION_OUTPUT, Cut, TensorName};
 use crate::config::{DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, read_rope};
 use crate::error::Result;
@@ -32,6 +33,8 @@ pub struct LatentAttentionConfig {
     pub scale: f64,
     /// Does the rotation turn neighbours, elements `2i` and `2i + 1`?
     pub interleaved: bool,
+    /// What selects the tokens that are attended to; all are where there is none.
+    pub indexer: Option<IndexerConfig>,
 }
 
 /// Projections out of the latents of queries, keys and values.
@@ -61,23 +64,31 @@ impl LatentAttentionConfig {
         decoder.num_key_value_heads = 1;
         let temper = read_temper(f)?;
         let scale = temper * temper / ((nope + rope) as f64).sqrt();
-        Ok((Self { q_rank, kv_rank, nope, rope, value, scale, interleaved }, decoder))
+        Ok((Self { q_rank, kv_rank, nope, rope, value, scale, interleaved, indexer: None }, decoder))
     }
 
-    /// Attention of `x`, `[tokens, hidden]`, in scope `self_attn`, with `heads` query heads.
-    pub(super) fn build(&self, g: &mut Builder, x: Var, heads: usize, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+    /// Attention of `x`, `[tokens, hidden]`, in scope `self_attn`, with `heads` query heads. A layer that is `sharing` takes
+    /// the selection of an earlier one.
+    pub(super) fn build(
+        &self,
+        g: &mut Builder,
+        x: Var,
+        heads: usize,
+        at: &DecoderLayer<'_>,
+        sharing: bool,
+    ) -> GraphResult<Var> {
         let (rank, tokens) = (self.kv_rank, Dim::sym(symbols::TOKENS));
         let norm = NormKind::Rms(LATENT_EPS);
         let (dtype, hidden) = (g.ty(x)?.dtype, g.ty(x)?.shape.last().as_const().unwrap_or_default());
         let width = heads * (self.nope + self.rope);
-        let q = match self.q_rank {
-            None => linear(g, "q_proj", x, width, false)?,
+        let (of_q, projection) = match self.q_rank {
+            None => (x, "q_proj"),
             Some(q_rank) => {
                 let latent = linear(g, "q_a_proj", x, q_rank, false)?;
-                let latent = norm.apply(g, "q_a_layernorm", latent)?;
-                linear(g, "q_b_proj", latent, width, false)?
+                (norm.apply(g, "q_a_layernorm", latent)?, "q_b_proj")
             }
         };
+        let q = linear(g, projection, of_q, width, false)?;
         let q = g.reshape(q, [tokens.clone(), heads.into(), (self.nope + self.rope).into()])?;
         let (plain, turned) = (g.slice(q, 2, 0, self.nope)?, g.slice(q, 2, self.nope, self.rope)?);
 
@@ -101,7 +112,13 @@ impl LatentAttentionConfig {
         let q = g.concat(&[turned, absorbed], 2)?;
 
         let scores = AttentionScores { scale: self.scale, interleaved: self.interleaved, ..at.scores() };
-        let a = at.attend_rows(g, q, row, &scores)?;
+        let a = match &self.indexer {
+            None => at.attend_rows(g, q, row, &scores)?,
+            Some(indexer) => {
+                let selected = indexer.select(g, [x, of_q], at, sharing)?;
+                at.attend_selected(g, [q, row, selected], indexer.top_k, &scores)?
+            }
+        };
         let a = g.reshape(a, [tokens.clone(), heads.into(), (rank + self.rope).into()])?;
         let a = g.slice(a, 2, self.rope, rank)?;
         let a = g.cast(a, DType::F32)?;

@@ -2,7 +2,7 @@
 
 use ridge_graph::DType;
 
-use crate::model::BuildOptions;
+use crate::model::{BuildOptions, cache_states, kv_bytes};
 use crate::module::StateGroup;
 
 /// One tensor of a layer's state of a fixed size.
@@ -16,11 +16,22 @@ pub(crate) struct FixedTensor {
     pub(super) dtype: DType,
 }
 
+/// One more paged cache of a layer, besides keys and values, in the same blocks as those of layers without a window.
+#[derive(Clone, Debug)]
+pub(crate) struct PagedTensor {
+    /// Its name within the layer, such as `self_attn.index_keys`.
+    pub(super) name: &'static str,
+    /// Sides, heads and their width.
+    pub(super) shape: [usize; 3],
+}
+
 /// What a layer keeps between steps.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerStates {
     /// Has it keys and values in a paged cache?
     pub(super) paged: bool,
+    /// Other paged caches.
+    pub(super) caches: Vec<PagedTensor>,
     /// Tensors of a fixed size.
     pub(super) fixed: Vec<FixedTensor>,
 }
@@ -28,12 +39,18 @@ pub(crate) struct LayerStates {
 impl LayerStates {
     /// Keys and values of attention.
     pub(super) fn paged() -> Self {
-        Self { paged: true, fixed: Vec::new() }
+        Self { paged: true, caches: Vec::new(), fixed: Vec::new() }
     }
 
     /// Nothing.
     pub(super) fn none() -> Self {
-        Self { paged: false, fixed: Vec::new() }
+        Self { paged: false, caches: Vec::new(), fixed: Vec::new() }
+    }
+
+    /// A further paged cache.
+    pub(super) fn with_cache(mut self, name: &'static str, shape: [usize; 3]) -> Self {
+        self.caches.push(PagedTensor { name, shape });
+        self
     }
 
     /// The last inputs of a convolution, in scope `scope` of the layer.
@@ -53,8 +70,17 @@ impl LayerStates {
     /// These and those of `others`.
     pub(super) fn and(mut self, others: Self) -> Self {
         self.paged |= others.paged;
+        self.caches.extend(others.caches);
         self.fixed.extend(others.fixed);
         self
+    }
+
+    /// Adds the further caches of a layer of scope `scope` to their group.
+    pub(super) fn add_caches_to(&self, group: &mut StateGroup, scope: &str, options: &BuildOptions) {
+        for cache in &self.caches {
+            group.states.extend(cache_states(&format!("{scope}.{}", cache.name), options));
+            group.bytes_per_token += kv_bytes(cache.shape, options);
+        }
     }
 
     /// Adds the tensors of a layer of scope `scope` to the group of fixed-size states.

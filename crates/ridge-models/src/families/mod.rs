@@ -8,7 +8,7 @@
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `linear_attention.rs`, `rwkv4.rs`, `rwkv6.rs`, `rwkv7.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
 //! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` and `long_bert.rs` have some with windows, `vit.rs` a classifier of images, and
-//! `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
+//! `deepseek_v32.rs` attends to tokens that an indexer selects (`indexer.rs`). `planned.rs` has graphs for plans. `tensors.rs` has the names that families share.
 
 mod arrange;
 mod bamba;
@@ -32,6 +32,7 @@ mod gemma4;
 mod gguf_mapping;
 mod glm4;
 mod glm4_moe;
+mod glm_moe_dsa;
 mod global_token;
 mod gpt2;
 mod gpt_neox;
@@ -40,6 +41,7 @@ mod granite;
 mod granite_hybrid;
 mod granite_moe;
 mod image_classifier;
+mod indexer;
 mod jamba;
 mod latent_attention;
 mod layer_states;
@@ -108,6 +110,7 @@ pub use granite::{GraniteConfig, GraniteFactors};
 pub use granite_hybrid::GraniteHybridConfig;
 pub use granite_moe::GraniteMoeConfig;
 pub use image_classifier::VitConfig;
+pub use indexer::IndexerConfig;
 pub use jamba::JambaConfig;
 pub use latent_attention::LatentAttentionConfig;
 pub use lfm2::Lfm2Config;
@@ -131,7 +134,7 @@ pub use qwen::QwenConfig;
 pub use qwen3_moe::Qwen3MoeConfig;
 pub use qwen3_next::{DeltaMixer, Qwen3NextConfig};
 pub use recurrent::Mamba2Mixer;
-pub use registry::{family_kind, model_type, planned_model_types};
+pub use registry::{family_kind, model_type};
 pub use rwkv4::Rwkv4Config;
 pub use rwkv6::Rwkv6Config;
 pub use rwkv7::Rwkv7Config;

@@ -6,7 +6,6 @@ use ridge_graph::{DType, Result as GraphResult};
 use super::definition::{FamilyKind, ModelConfig};
 use super::encoder::EncoderConfig;
 use super::image_classifier::VitConfig;
-use super::planned_config::PlannedConfig;
 use super::registry::family_kind;
 use crate::error::Result;
 use crate::model::{BuildOptions, Encoder, ImageClassifier, Model};
@@ -21,8 +20,6 @@ pub enum NetworkConfig {
     Encoder(EncoderConfig),
     /// Of a classifier of images.
     ImageClassifier(VitConfig),
-    /// Of a decoder that can be planned and not run yet.
-    Planned(Box<PlannedConfig>),
 }
 
 /// A network ready to be compiled.
@@ -45,7 +42,6 @@ impl NetworkConfig {
         Ok(match family_kind(file, text)? {
             Some(FamilyKind::Encoder) => Self::Encoder(EncoderConfig::from_json(file, text)?),
             Some(FamilyKind::ImageClassifier) => Self::ImageClassifier(VitConfig::from_json(file, text)?),
-            Some(FamilyKind::Planned) => Self::Planned(Box::new(PlannedConfig::from_json(file, text)?)),
             Some(FamilyKind::Decoder) | None => Self::Decoder(ModelConfig::from_json(file, text)?),
         })
     }
@@ -56,7 +52,6 @@ impl NetworkConfig {
             Self::Decoder(config) => config.torch_dtype,
             Self::Encoder(config) => config.torch_dtype,
             Self::ImageClassifier(config) => config.torch_dtype,
-            Self::Planned(config) => config.decoder.torch_dtype,
         }
     }
 
@@ -69,7 +64,6 @@ impl NetworkConfig {
             Self::Decoder(config) => Network::Decoder(config.build(options)?),
             Self::Encoder(config) => Network::Encoder(config.build(options)?),
             Self::ImageClassifier(config) => Network::ImageClassifier(config.build(options)?),
-            Self::Planned(config) => Network::Decoder(config.build(options)?),
         })
     }
 
@@ -82,7 +76,6 @@ impl NetworkConfig {
             Self::Decoder(config) => config.arrange(checkpoint),
             Self::Encoder(config) => config.arrange(checkpoint),
             Self::ImageClassifier(config) => Ok(config.arrange(checkpoint)),
-            Self::Planned(_) => Ok(checkpoint),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Graphs of families that can be planned and not run yet; see [`PlannedConfig`]. Layers are made of the blocks that
-//! other families use, and of latent attention.
+//! Graphs for plans alone; see [`PlannedConfig`]. Layers are made of the blocks that other families use, and of latent
+//! attention.
 
 use ridge_graph::ops::PagedAttention;
 use ridge_graph::ops::planned::{Indexer, LatentAttention};
@@ -7,11 +7,11 @@ use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Typ
 
 use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, squared_mlp, weight};
 use super::experts::experts;
-use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
+use super::planned_config::{Channel, LatentConfig, LayerKind, Mixer, PlannedConfig};
 use super::tensors::{LLAMA_TENSORS, QKV};
 use crate::model::{
-    BuildOptions, CacheRows, Model, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
-    kv_bytes, kv_states, symbols,
+    BuildOptions, CacheRows, KV, Model, StepInputs, attend_cached, attention_symbols, cache_states, finish_decoder,
+    history_group, kv_bytes, symbols,
 };
 use crate::module::{Module, StateGroup};
 
@@ -96,15 +96,16 @@ impl PlannedConfig {
         })
     }
 
-    /// Elements of a row of the latent cache.
-    fn latent_width(&self) -> usize {
-        self.latent.map_or(0, |l| l.kv_rank + l.rope + l.index.map_or(0, |(_, dim, _)| dim))
+    /// Elements of a row of the latent cache of a layer, which has an indexer's key unless it is `sharing` another's choice.
+    fn latent_width(&self, sharing: bool) -> usize {
+        let key = |l: &LatentConfig| l.index.filter(|_| !sharing).map_or(0, |(_, dim, _)| dim);
+        self.latent.map_or(0, |l| l.kv_rank + l.rope + key(&l))
     }
 
     fn empty_group(&self, mixer: Mixer) -> StateGroup {
         let heads = match mixer {
             Mixer::Attention => self.decoder.num_key_value_heads,
-            Mixer::Latent => 1,
+            Mixer::Latent | Mixer::SharingLatent => 1,
         };
         StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window: None, heads }
     }
@@ -112,13 +113,13 @@ impl PlannedConfig {
     fn add_states(&self, group: &mut StateGroup, mixer: Mixer, scope: &str, options: &BuildOptions) {
         match mixer {
             Mixer::Attention => {
-                group.states.extend(kv_states(options).iter().map(|state| format!("{scope}.self_attn.{state}")));
+                group.states.extend(cache_states(&format!("{scope}.self_attn.{KV}"), options));
                 group.bytes_per_token +=
                     kv_bytes([2, self.decoder.num_key_value_heads, self.decoder.head_dim], options);
             }
-            Mixer::Latent => {
+            Mixer::Latent | Mixer::SharingLatent => {
                 group.states.push(format!("{scope}.self_attn.latent"));
-                group.bytes_per_token += self.latent_width() * options.cache.size_bytes();
+                group.bytes_per_token += self.latent_width(mixer == Mixer::SharingLatent) * options.cache.size_bytes();
             }
         }
     }
@@ -128,6 +129,7 @@ fn name_of((mixer, channel): LayerKind) -> String {
     let mixer = mixer.map(|m| match m {
         Mixer::Attention => "attention",
         Mixer::Latent => "latent",
+        Mixer::SharingLatent => "sharing_latent",
     });
     let channel = channel.map(|c| match c {
         Channel::Gated => "dense",
@@ -156,7 +158,8 @@ impl PlannedLayer<'_> {
             let h = self.norm().apply(g, if alone { "norm" } else { "input_layernorm" }, x)?;
             let h = match mixer {
                 Mixer::Attention => g.scoped("self_attn", |g| self.attention(g, h)),
-                Mixer::Latent => g.scoped("self_attn", |g| self.latent(g, h)),
+                Mixer::Latent => g.scoped("self_attn", |g| self.latent(g, h, false)),
+                Mixer::SharingLatent => g.scoped("self_attn", |g| self.latent(g, h, true)),
             }?;
             x = g.add(x, h)?;
         }
@@ -202,12 +205,12 @@ impl PlannedLayer<'_> {
         let (pairs, cached) = attention_symbols(None);
         let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
         let cache = CacheRows { rows: &[k, v], slots: self.slots, shape: [2, c.num_key_value_heads, c.head_dim] };
-        let a = attend_cached(g, q, cache, self.positions, &[], op, self.options)?;
+        let a = attend_cached(g, q, &cache, self.positions, &[], op, self.options)?;
         let a = Self::flat(g, a)?;
         linear(g, "o_proj", a, c.hidden_size, false)
     }
 
-    fn latent(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+    fn latent(&self, g: &mut Builder, x: Var, sharing: bool) -> GraphResult<Var> {
         let c = &self.config.decoder;
         let Some(l) = self.config.latent else { return Ok(x) };
         let (heads, head) = (c.num_attention_heads, l.nope + l.rope);
@@ -241,7 +244,7 @@ impl PlannedLayer<'_> {
         let key = Self::flat(g, key)?;
         let mut row = vec![latent, key];
         let mut index = None;
-        if let Some((count, dim, _)) = l.index {
+        if let Some((count, dim, _)) = l.index.filter(|_| !sharing) {
             let (q, k, w) = g.scoped("indexer", |g| {
                 let q = linear(g, "wq_b", q_latent, count * dim, false)?;
                 let k = linear(g, "wk", x, dim, false)?;
@@ -252,7 +255,7 @@ impl PlannedLayer<'_> {
             index = Some([q, w]);
         }
         let row = g.concat(&row, 1)?;
-        let width = self.config.latent_width();
+        let width = self.config.latent_width(sharing);
         let cache = Shape(vec![Dim::sym(symbols::BLOCKS), self.options.block_size.into(), width.into()]);
         let cache = g.state("latent", Type::state(self.options.cache, cache))?;
         let w = g.scoped("kv_b_proj", |g| weight(g, "weight", [heads * (l.nope + l.value), l.kv_rank]))?;
@@ -264,7 +267,14 @@ impl PlannedLayer<'_> {
             value: l.value,
             pairs: seen.0,
             cached: seen.1,
-            indexer: l.index.map(|(heads, dim, best)| Indexer { heads, dim, best, pairs: all.0, cached: all.1 }),
+            indexer: l.index.map(|(heads, dim, best)| Indexer {
+                heads,
+                dim,
+                best,
+                shared: sharing,
+                pairs: all.0,
+                cached: all.1,
+            }),
         };
         let a = g.latent_attention([q, row, w, cache], index, op)?;
         linear(g, "o_proj", a, c.hidden_size, false)

@@ -1,8 +1,10 @@
-//! Configurations of families whose graphs can be planned and not run yet: latent attention. The
-//! rule of every configuration holds: what is read is understood, the rest is refused.
+//! Configurations of graphs for plans alone: of latent attention as other programs serve it, who expand the cache for prompts and
+//! cut its heads over ranks. The rule of every configuration holds: what is read is understood, the rest is refused.
 
-use super::experts::ExpertsConfig;
-use crate::config::DecoderConfig;
+use super::deepseek::DeepseekConfig;
+use super::experts::{ExpertsConfig, MAX_SIZE};
+use crate::config::{DecoderConfig, Fields};
+use crate::error::Result;
 
 /// What a layer does with the tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +13,8 @@ pub enum Mixer {
     Attention,
     /// Multi-head latent attention.
     Latent,
+    /// The same, to the tokens that an earlier layer's indexer selects.
+    SharingLatent,
 }
 
 /// What a layer does with each token alone.
@@ -42,7 +46,7 @@ pub struct LatentConfig {
     pub index: Option<(usize, usize, usize)>,
 }
 
-/// A model that can be planned.
+/// A model for plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedConfig {
     /// The `model_type` of its configuration.
@@ -57,4 +61,33 @@ pub struct PlannedConfig {
     pub experts: Option<ExpertsConfig>,
     /// Where a layer has [`Mixer::Latent`].
     pub latent: Option<LatentConfig>,
+}
+
+/// The configuration for plans of `family`, whose own is read by `read`.
+pub(super) fn read_latent(
+    f: &mut Fields<'_>,
+    family: &'static str,
+    read: fn(&mut Fields<'_>) -> Result<DeepseekConfig>,
+) -> Result<PlannedConfig> {
+    // A plan expands the latents, so that heads of keys and values are those of queries unless the file says otherwise.
+    let heads_of_keys = f.optional_size("num_key_value_heads", MAX_SIZE)?;
+    let config = read(f)?;
+    let layers = (0..config.num_hidden_layers).map(|layer| {
+        let mixer = if config.shares(layer) { Mixer::SharingLatent } else { Mixer::Latent };
+        let channel = if layer < config.dense_layers { Channel::Gated } else { Channel::Experts };
+        (Some(mixer), Some(channel))
+    });
+    let layers = layers.collect();
+    let DeepseekConfig { mut decoder, latent: l, experts, .. } = config;
+    let latent = LatentConfig {
+        q_rank: l.q_rank,
+        kv_rank: l.kv_rank,
+        nope: l.nope,
+        rope: l.rope,
+        value: l.value,
+        index: l.indexer.map(|indexer| (indexer.heads, indexer.dim, indexer.top_k)),
+    };
+    decoder.num_key_value_heads = heads_of_keys.unwrap_or(decoder.num_attention_heads);
+    decoder.head_dim = l.nope + l.rope;
+    Ok(PlannedConfig { family, decoder, layers, qk_norm: false, experts: Some(experts), latent: Some(latent) })
 }

@@ -6,13 +6,14 @@ use super::definition::{FamilyDefinition, FamilyKind, ModelConfig, ReadConfig};
 use super::encoder::EncoderConfig;
 use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
-use super::planned_config::PlannedConfig;
+use super::planned_config::{PlannedConfig, read_latent};
 use super::text_classifier::{CLASS as CLASSIFIER, ClassifierHead, TextClassifier};
 use super::{
-    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, gemma4, glm4,
-    glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, linear_attention, llama,
-    llama4, long_bert, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt, nemotron_h, nomic_bert, olmo2,
-    olmoe, phi3, qwen, qwen3_moe, qwen3_next, rwkv4, rwkv6, rwkv7, smollm3, stablelm, starcoder2, vit, zamba2,
+    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, gemma4,
+    glm_moe_dsa, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2,
+    linear_attention, llama, llama4, long_bert, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt,
+    nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, rwkv4, rwkv6, rwkv7, smollm3, stablelm,
+    starcoder2, vit, zamba2,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -42,6 +43,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &glm4::GLM,
     &glm4::GLM4,
     &glm4_moe::GLM4_MOE,
+    &glm_moe_dsa::GLM_MOE_DSA,
     &gpt2::GPT2,
     &gpt_neox::GPT_NEOX,
     &gpt_oss::GPT_OSS,
@@ -92,19 +94,18 @@ static FAMILIES: &[&FamilyDefinition] = &[
 /// Reads a configuration for plans.
 type ReadPlanned = fn(&mut Fields<'_>) -> Result<PlannedConfig>;
 
-/// Families that run and are planned by a graph of their own: what serves latent attention elsewhere expands the cache for
-/// prompts and cuts the heads over ranks.
-static PLANNED_TOO: &[(&FamilyDefinition, ReadPlanned)] = &[
-    (&deepseek::DEEPSEEK_V3, |f| deepseek_v32::read(f, deepseek::DEEPSEEK_V3.model_type, false)),
-    (&deepseek::KIMI_K2, |f| deepseek_v32::read(f, deepseek::KIMI_K2.model_type, false)),
+/// Families that are planned by a graph of their own: what serves latent attention elsewhere expands the cache for prompts
+/// and cuts the heads over ranks.
+static PLANNED: &[(&FamilyDefinition, ReadPlanned)] = &[
+    (&deepseek::DEEPSEEK_V3, |f| read_latent(f, deepseek::DEEPSEEK_V3.model_type, deepseek::DeepseekConfig::read_v3)),
+    (&deepseek::KIMI_K2, |f| read_latent(f, deepseek::KIMI_K2.model_type, deepseek::DeepseekConfig::read_v3)),
+    (&deepseek_v32::DEEPSEEK_V32, |f| read_latent(f, deepseek_v32::DEEPSEEK_V32.model_type, deepseek_v32::read)),
+    (&glm_moe_dsa::GLM_MOE_DSA, |f| read_latent(f, glm_moe_dsa::GLM_MOE_DSA.model_type, glm_moe_dsa::read)),
 ];
 
 /// How a configuration of `family` is read for plans, if it has a graph of its own for them.
 fn planned_reader(family: &FamilyDefinition) -> Option<ReadPlanned> {
-    match family.read {
-        ReadConfig::Planned(read) => Some(read),
-        _ => PLANNED_TOO.iter().find(|(known, _)| std::ptr::eq(*known, family)).map(|(_, read)| *read),
-    }
+    PLANNED.iter().find(|(known, _)| std::ptr::eq(*known, family)).map(|(_, read)| *read)
 }
 
 /// Every family.
@@ -147,11 +148,6 @@ fn kind_of(config: &Map<String, Value>) -> Option<FamilyKind> {
     let classes = config.get("architectures").and_then(Value::as_array);
     let classifies = classes.into_iter().flatten().filter_map(Value::as_str).any(|class| class.ends_with(CLASSIFIER));
     Some(if kind == FamilyKind::Decoder && (both_ways || classifies) { FamilyKind::Encoder } else { kind })
-}
-
-/// The values of `model_type` that [`PlannedConfig::from_json`] reads, in alphabetical order.
-pub fn planned_model_types() -> Vec<&'static str> {
-    model_types(FamilyKind::Planned)
 }
 
 fn model_types(kind: FamilyKind) -> Vec<&'static str> {
@@ -198,14 +194,10 @@ impl ModelConfig {
                     "name images with `ridge classify`",
                 ));
             }
-            Some((_, ReadConfig::Planned(_))) | None => {
+            None => {
                 let decoders = model_types(FamilyKind::Decoder);
                 let (last, others) = decoders.split_last().unwrap_or((&"", &[]));
-                let remedy = format!(
-                    "choose a checkpoint of {} or {last}; `ridge plan` takes {} too",
-                    others.join(", "),
-                    planned_model_types().join(", ")
-                );
+                let remedy = format!("choose a checkpoint of {} or {last}", others.join(", "));
                 return Err(f.wrong("model_type", "is not a family that Ridge reads", remedy));
             }
         };
@@ -287,8 +279,8 @@ impl PlannedConfig {
         Ok(model_type(&map).and_then(by_model_type).and_then(planned_reader).is_some())
     }
 
-    /// Reads the text of a `config.json` of one of [`planned_model_types`]. `file` names it in errors. How the
-    /// published weights are quantised is not read: a plan says itself how they are stored.
+    /// Reads the text of a `config.json` that [`PlannedConfig::plans`]. `file` names it in errors. How the published weights
+    /// are quantised is not read: a plan says itself how they are stored.
     ///
     /// # Errors
     /// As for [`ModelConfig::from_json`].
@@ -299,9 +291,9 @@ impl PlannedConfig {
         let mut f = Fields::new(file, &map);
         let family = by_model_type(f.required("model_type")?);
         let Some((family, read)) = family.and_then(|family| Some((family, planned_reader(family)?))) else {
-            let families = planned_model_types().join(", ");
-            let remedy = format!("Ridge plans {families} besides the families that it runs");
-            return Err(f.wrong("model_type", "is not a family that Ridge plans", remedy));
+            let families: Vec<&str> = PLANNED.iter().map(|(family, _)| family.model_type).collect();
+            let remedy = format!("such graphs are those of {}", families.join(", "));
+            return Err(f.wrong("model_type", "is not a family with a graph for plans alone", remedy));
         };
         family.begin(&mut f)?;
         let config = read(&mut f)?;
@@ -352,10 +344,6 @@ mod tests {
             }
             FamilyKind::ImageClassifier => {
                 let config = VitConfig::from_json("config.json", text).expect("reads");
-                (config.build(&options).expect("builds").module.graph, usual)
-            }
-            FamilyKind::Planned => {
-                let config = PlannedConfig::from_json("config.json", text).expect("reads");
                 (config.build(&options).expect("builds").module.graph, usual)
             }
         };
@@ -453,7 +441,7 @@ mod tests {
         assert_eq!(family_kind("config.json", r#"{"model_type": 3}"#).expect("JSON"), None);
         assert_eq!(
             family_kind("config.json", r#"{"model_type": "deepseek_v32"}"#).expect("JSON"),
-            Some(FamilyKind::Planned)
+            Some(FamilyKind::Decoder)
         );
         assert!(family_kind("config.json", "[]").is_err());
     }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::common::fixtures;
 use ridge_models::families::{Gemma3nConfig, GemmaConfig, MistralConfig, QwenConfig};
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles};
 use serde_json::{Value, json};
@@ -12,6 +13,7 @@ const FAMILIES: &[&str] = &[
     "cohere",
     "cohere2",
     "deepseek_v2",
+    "deepseek_v32",
     "exaone4",
     "falcon",
     "falcon_h1",
@@ -25,6 +27,7 @@ const FAMILIES: &[&str] = &[
     "glm",
     "glm4",
     "glm4_moe",
+    "glm_moe_dsa",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
@@ -98,6 +101,8 @@ fn what_would_change_the_model_is_refused_by_key_and_value() {
         ("bamba", "hidden_act", json!("gelu")),
         ("bamba", "mlp_bias", json!(true)),
         ("deepseek_v2", "topk_method", json!("noaux_tc")),
+        ("deepseek_v32", "scoring_func", json!("softmax")),
+        ("deepseek_v32", "rope_interleave", json!(false)),
         ("falcon_h1", "projectors_bias", json!(true)),
         ("falcon_mamba", "hidden_act", json!("gelu")),
         ("jamba", "hidden_act", json!("gelu")),
@@ -319,9 +324,44 @@ fn published_models_have_their_published_numbers_of_parameters() {
 
 #[test]
 fn published_models_of_other_families_are_refused_by_the_key() {
-    let message = published("DeepSeek-V3.2").config().unwrap_err().to_string();
-    let (path, rest) = message.split_once(": ").unwrap();
-    assert!(path.ends_with("DeepSeek-V3.2.json"), "{message}");
-    let start = "model_type = \"deepseek_v32\" is not a family that Ridge reads; choose a checkpoint of ";
-    assert!(rest.starts_with(start), "{message}");
+    let text = std::fs::read_to_string(fixtures().join("configs/DeepSeek-V3.2.json")).unwrap();
+    let message = ModelConfig::from_json("c.json", &text.replace("v32", "v4")).unwrap_err().to_string();
+    let start = "c.json: model_type = \"deepseek_v4\" is not a family that Ridge reads; choose a checkpoint of ";
+    assert!(message.starts_with(start), "{message}");
+}
+
+#[test]
+fn layers_of_sparse_attention_are_as_one_spells_them() {
+    let kinds = |name: &str, changes: Value| -> Vec<String> {
+        let model = with(name, &changes).unwrap().build(&BuildOptions::default()).unwrap();
+        let states = model.state_groups.iter().flat_map(|group| &group.states);
+        states.filter_map(|state| state.strip_suffix(".self_attn.index_keys")).map(str::to_owned).collect()
+    };
+    let all = ["model.layers.0", "model.layers.1", "model.layers.2"];
+    let glm = |changes: Value| kinds("glm_moe_dsa", changes);
+    assert_eq!(glm(json!({})), all[..2]);
+    assert_eq!(glm(json!({"indexer_types": null})), all);
+    assert_eq!(glm(json!({"indexer_types": null, "index_topk_pattern": "FSS"})), all[..1]);
+    // Behind the first, every second.
+    assert_eq!(glm(json!({"indexer_types": null, "index_topk_freq": 2})), all[..2]);
+    assert_eq!(
+        glm(json!({"indexer_types": null, "index_topk_freq": 2, "index_skip_topk_offset": 1})),
+        [all[0], all[2]]
+    );
+
+    let refused = |name: &str, changes: Value| with(name, &changes).unwrap_err();
+    let message = refused("glm_moe_dsa", json!({"indexer_types": ["shared", "full", "full"]}));
+    assert!(message.starts_with("config.json: indexer_types = "), "{message}");
+    assert!(message.contains("lets the first layer share a selection"), "{message}");
+    let message = refused("glm_moe_dsa", json!({"indexer_types": ["full", "full"]}));
+    assert!(message.contains("is of 2 layers and not of 3"), "{message}");
+    let message = refused("deepseek_v32", json!({"mlp_layer_types": ["sparse", "sparse"]}));
+    assert!(message.starts_with("config.json: mlp_layer_types = "), "{message}");
+    let message = refused("deepseek_v32", json!({"layer_types": ["indexed_attention", "full_attention"]}));
+    assert!(message.starts_with("config.json: layer_types = "), "{message}");
+    let message = refused("deepseek_v32", json!({"index_head_dim": 2}));
+    assert!(message.starts_with("config.json: index_head_dim = 2 is below qk_rope_head_dim = 4"), "{message}");
+    for key in ["index_topk", "index_n_heads", "index_head_dim", "q_lora_rank"] {
+        assert!(without("deepseek_v32", key).unwrap_err().contains(key), "{key}");
+    }
 }

@@ -195,10 +195,9 @@ fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
 
 /// The provenance of storage figures.
 fn storage_source(files: &ModelFiles, config: &NetworkConfig, settings: &ModelSettings) -> String {
-    let stored = files.has_weights() && !matches!(config, NetworkConfig::Planned(_));
     match (&settings.numbers.format, config.torch_dtype()) {
         (Some(format), _) => format!("modelled: as converted by --format {}", format.name()),
-        (None, _) if stored => "exact: as stored in the checkpoint".to_owned(),
+        (None, _) if files.has_weights() => "exact: as stored in the checkpoint".to_owned(),
         (None, Some(_)) => "modelled: for the dtype named in the configuration".to_owned(),
         (None, None) => "modelled: for f32, because the configuration names no dtype".to_owned(),
     }

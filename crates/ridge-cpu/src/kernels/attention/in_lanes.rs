@@ -6,6 +6,7 @@ use ridge_graph::DType;
 
 use super::kernel::{AttentionKernel, SPAN, TokenRows, with_stored};
 use super::narrow;
+use super::online::{RowSums, absorb};
 use super::values::{self, KeyRun, weigh};
 use crate::io::KernelIo;
 use crate::kernels::linear::source::{Lanes, Plain};
@@ -198,17 +199,12 @@ impl AttentionKernel {
                 let (slope, back) = (slopes[i % group], rows.position + i / group - (from + unseen));
                 scores.iter_mut().enumerate().for_each(|(j, score)| *score -= slope * (back - j) as f32);
             }
-            let (before, here) = (state.largest[i], simd::max(scores));
-            let largest = if here > before { here } else { before };
-            // Of minus infinity alone nothing is taken: infinity less infinity would be NaN.
-            let shift = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
-            if from > 0 {
-                let kept = (before - shift).exp();
-                state.total[i] *= kept;
-                simd::scale(state.out[i * chained..][..chained].as_flattened_mut(), kept);
-            }
-            state.largest[i] = largest;
-            state.total[i] += simd::exp_sum(scores, shift);
+            let mut sums = RowSums {
+                largest: &mut state.largest[i],
+                total: &mut state.total[i],
+                out: &mut state.out[i * chained..][..chained],
+            };
+            absorb(scores, from == 0, &mut sums);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::work::{AttentionWork, Work};
 ///
 /// `q`: `[tokens, heads, nope + rope]`; `latent`: `[tokens, rank + rope (+ index dim)]`; `w`: `[heads * (nope + value),
 /// rank]`, from a latent to keys and values; `cache`: the state `[blocks, block_size, rank + rope (+ index dim)]`, one
-/// row a token for all heads; with an indexer `index_q`: `[tokens, index heads * index dim]` and `index_w`:
+/// row a token for all heads; with an indexer of its own `index_q`: `[tokens, index heads * index dim]` and `index_w`:
 /// `[tokens, index heads]`. Gives `[tokens, heads * value]` and the cache.
 ///
 /// The cost is that of the absorbed form (section 2.1.2 of the V2 report): queries are taken to latent space and the
@@ -48,6 +48,8 @@ pub struct Indexer {
     pub dim: usize,
     /// Keys that a query attends to.
     pub best: usize,
+    /// Is it that of an earlier layer? Then it costs nothing here.
+    pub shared: bool,
     /// All pairs, for the cost alone.
     pub pairs: Sym,
     /// All tokens of the cache, for the cost alone.
@@ -55,8 +57,13 @@ pub struct Indexer {
 }
 
 impl LatentAttention {
+    /// The indexer, if it is this layer's.
+    fn own_indexer(&self) -> Option<&Indexer> {
+        self.indexer.as_ref().filter(|index| !index.shared)
+    }
+
     fn index_dim(&self) -> usize {
-        self.indexer.as_ref().map_or(0, |index| index.dim)
+        self.own_indexer().map_or(0, |index| index.dim)
     }
 }
 
@@ -66,7 +73,7 @@ impl Composite for LatentAttention {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let wanted = if self.indexer.is_some() { 6 } else { 4 };
+        let wanted = if self.own_indexer().is_some() { 6 } else { 4 };
         if inputs.len() != wanted {
             return Err(takes("q, latent, w, cache, and index_q and index_w with an indexer", inputs));
         }
@@ -92,7 +99,7 @@ impl Composite for LatentAttention {
         if !cache.state || cache.shape.rank() != 3 || cache.shape.last() != Dim::from(width) {
             return Err(format!("cache must be a state [blocks, block_size, {width}], got {cache}"));
         }
-        if let Some(index) = &self.indexer {
+        if let Some(index) = self.own_indexer() {
             want_floats("index_q", &inputs[4], 2, "[tokens, index heads * index dim]")?;
             want_floats("index_w", &inputs[5], 2, "[tokens, index heads]")?;
             let wanted = [index.heads * index.dim, index.heads];
@@ -129,7 +136,7 @@ impl Composite for LatentAttention {
             bytes_written: outputs[0].bytes() + &(latent.shape.elements() * bytes as i128),
             ..Cost::default()
         };
-        if let Some(index) = &self.indexer {
+        if let Some(index) = self.own_indexer() {
             let scores = symbol(&index.pairs) * index.heads as i128;
             cost.matrix_flops += &(scores.clone() * (2 * index.dim as i128));
             cost.vector_flops += &(scores * 2);
@@ -139,14 +146,14 @@ impl Composite for LatentAttention {
     }
 
     fn work(&self) -> Work {
-        let index = self.indexer.as_ref();
+        let (indexer, index) = (self.indexer.as_ref(), self.own_indexer());
         Work::Attention(AttentionWork {
             pairs: [&self.pairs].into_iter().chain(index.map(|index| &index.pairs)).cloned().collect(),
             cached: [&self.cached].into_iter().chain(index.map(|index| &index.cached)).cloned().collect(),
             // Scores of all pairs and attention to the best: the window bounds the larger part.
-            window: index.map(|index| index.best),
+            window: indexer.map(|index| index.best),
             weight: Some(2),
-            expanded_pair: index.is_none().then_some(2 * (self.nope + self.rope + self.value)),
+            expanded_pair: indexer.is_none().then_some(2 * (self.nope + self.rope + self.value)),
         })
     }
 

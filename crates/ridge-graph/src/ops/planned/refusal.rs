@@ -5,6 +5,6 @@ use crate::graph::{Builder, Var};
 
 /// Why such an op is not decomposed.
 pub(super) fn planned_only(g: &Builder, op: &str) -> Result<Vec<Var>> {
-    let why = format!("{op} can be planned and not run yet: it has a type and a cost and no decomposition");
+    let why = format!("{op} is for plans alone: it has a type and a cost and no decomposition");
     Err(GraphError::usage(g.scope(), why))
 }

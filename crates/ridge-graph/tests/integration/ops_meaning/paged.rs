@@ -1,6 +1,7 @@
 //! The paged cache: where tokens go, what is written, what attention reads.
 
-use ridge_graph::ops::{PagedAttention, TokenLayout};
+use ridge_graph::ops::{IndexTopK, PagedAttention, SelectedAttention, TokenLayout};
+use ridge_graph::sample::Sample;
 
 use super::{holds, input, op, samples, shape};
 
@@ -106,6 +107,85 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
             }
         }
         // The cache is read, and continues as it was.
+        holds(&sample, &[vec![y, kv], scales.into_iter().collect()].concat());
+    }
+}
+
+/// Numbers of the cache that is input `cache` of a sample, whose scales, where it is of codes, are input `scales`.
+fn cached(sample: &Sample, cache: usize, scales: usize) -> Vec<f64> {
+    let dim = shape(sample, cache)[4];
+    let scales = (sample.inputs.len() > scales).then(|| input(sample, scales));
+    let number = |(i, x): (usize, f64)| x * scales.as_ref().map_or(1.0, |scales| scales[i / dim]);
+    input(sample, cache).into_iter().enumerate().map(number).collect()
+}
+
+#[test]
+fn index_topk_keeps_the_best_positions_and_of_equal_ones_the_first() {
+    for sample in samples("index_topk") {
+        let top_k = op::<IndexTopK>(&sample).top_k;
+        let [q, w, keys, table, ids, positions] = [0, 1, 2, 3, 4, 5].map(|i| input(&sample, i));
+        let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
+        let (block_size, width) = (shape(&sample, 2)[3], shape(&sample, 3)[1]);
+        let numbers = cached(&sample, 2, 6);
+        let mut expected = Vec::new();
+        for token in 0..tokens {
+            let seen = if ids[token] < 0.0 { 0 } else { positions[token] as usize + 1 };
+            let score = |position: usize| -> f64 {
+                let block = table[ids[token] as usize * width + position / block_size] as usize;
+                let key = &numbers[(block * block_size + position % block_size) * dim..][..dim];
+                let of_head = |head: usize| {
+                    let query = &q[(token * heads + head) * dim..][..dim];
+                    let dot: f64 = query.iter().zip(key).map(|(a, b)| a * b).sum();
+                    w[token * heads + head] * dot.max(0.0)
+                };
+                (0..heads).map(of_head).sum()
+            };
+            let scores: Vec<f64> = (0..seen).map(score).collect();
+            let mut order: Vec<usize> = (0..seen).collect();
+            order.sort_by(|a, b| scores[*b].partial_cmp(&scores[*a]).expect("scores are numbers"));
+            order.truncate(top_k);
+            order.sort_unstable();
+            expected.extend(order.iter().map(|position| *position as f64));
+            expected.resize((token + 1) * top_k, -1.0);
+        }
+        // The cache is read, and continues as it was.
+        let scales = (sample.inputs.len() > 6).then(|| input(&sample, 6));
+        holds(&sample, &[vec![expected, keys], scales.into_iter().collect()].concat());
+    }
+}
+
+#[test]
+fn selected_attention_averages_the_values_of_the_positions_selected() {
+    for sample in samples("selected_attention") {
+        let scale = op::<SelectedAttention>(&sample).scale;
+        let [q, kv, table, ids, selected] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
+        let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
+        let [_, sides, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
+        let (width, count) = (shape(&sample, 2)[1], shape(&sample, 4)[1]);
+        let numbers = cached(&sample, 1, 5);
+        let mut y = vec![0.0; tokens * heads * dim];
+        for token in (0..tokens).filter(|t| ids[*t] >= 0.0) {
+            let chosen = &selected[token * count..][..count];
+            let chosen: Vec<usize> = chosen.iter().filter(|p| **p >= 0.0).map(|p| *p as usize).collect();
+            for head in 0..heads {
+                let row = |side: usize, position: usize| {
+                    let block = table[ids[token] as usize * width + position / block_size] as usize;
+                    let row = (block * sides + side.min(sides - 1)) * kv_heads + head * kv_heads / heads;
+                    &numbers[(row * block_size + position % block_size) * dim..][..dim]
+                };
+                let query = &q[(token * heads + head) * dim..][..dim];
+                let dot = |key: &[f64]| key.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
+                let weights: Vec<f64> = chosen.iter().map(|p| (scale * dot(row(0, *p))).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let out = &mut y[(token * heads + head) * dim..][..dim];
+                for (position, weight) in chosen.iter().zip(weights) {
+                    for (to, value) in out.iter_mut().zip(row(1, *position)) {
+                        *to += weight / total * value;
+                    }
+                }
+            }
+        }
+        let scales = (sample.inputs.len() > 5).then(|| input(&sample, 5));
         holds(&sample, &[vec![y, kv], scales.into_iter().collect()].concat());
     }
 }
