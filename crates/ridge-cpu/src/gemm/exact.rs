@@ -4,25 +4,23 @@
 
 use crate::simd::vectorised;
 
-/// Rows of A that share a widened vector of B.
-const ABREAST: usize = 2;
-
 vectorised! {
     /// `c`, rows of `stride` elements, is `factor` times the product of a panel of A of `rows` lines and one of B of `columns`
     /// lines (8, 12, 16 or 32), of `steps` steps.
     pub(super) fn multiply(steps: usize, a: &[u32], rows: usize, b: &[u32], columns: usize, c: &mut [f32], stride: usize, factor: f32) {
+        // Rows that share a widened vector of B: as many as registers hold the sums of.
         match columns {
-            32 => tile::<32, FMA>(steps, a, rows, b, c, stride, factor),
-            16 => tile::<16, FMA>(steps, a, rows, b, c, stride, factor),
-            12 => tile::<12, FMA>(steps, a, rows, b, c, stride, factor),
-            8 => tile::<8, FMA>(steps, a, rows, b, c, stride, factor),
+            32 if WIDE => tile::<32, 6, FMA>(steps, a, rows, b, c, stride, factor),
+            16 => tile::<16, 2, FMA>(steps, a, rows, b, c, stride, factor),
+            12 => tile::<12, 2, FMA>(steps, a, rows, b, c, stride, factor),
+            8 => tile::<8, 2, FMA>(steps, a, rows, b, c, stride, factor),
             _ => unreachable!("panels of B have 8, 12, 16 or 32 columns"),
         }
     }
 }
 
 #[inline(always)]
-fn tile<const W: usize, const FMA: bool>(
+fn tile<const W: usize, const R: usize, const FMA: bool>(
     steps: usize,
     a: &[u32],
     rows: usize,
@@ -33,10 +31,10 @@ fn tile<const W: usize, const FMA: bool>(
 ) {
     let wide = |word: u32| f64::from(f32::from_bits(word));
     let b = &b.as_chunks::<W>().0[..steps];
-    for first in (0..rows).step_by(ABREAST) {
-        let mut sums = [[0f64; W]; ABREAST];
+    for first in (0..rows).step_by(R) {
+        let mut sums = [[0f64; W]; R];
         for (a, b) in a.chunks_exact(rows).zip(b) {
-            for r in 0..ABREAST {
+            for r in 0..R {
                 let a = wide(a[first + r]);
                 for i in 0..W {
                     // The product is exact, so only the sum is rounded, with one instruction or with two.
