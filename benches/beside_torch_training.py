@@ -97,7 +97,7 @@ def best(command, environment):
 
 
 def compare(a):
-    environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), "RIDGE_THREADS": str(a.threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads)}
     shape = ["--sequences", str(a.sequences), "--context", str(a.context), "--steps", str(a.steps)]
     print(f"{a.sequences} x {a.context} tokens, {a.threads} threads, best of {a.rounds} x {a.steps} steps")
     for dtype in a.dtypes.split(","):

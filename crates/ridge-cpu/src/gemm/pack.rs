@@ -3,6 +3,7 @@
 //!
 //! Floor: each element read and each word written once. What lies along the inner extent is turned in blocks of 16 x 16 words.
 #![allow(clippy::inline_always)] // must compile with the instruction set of the loop
+#![allow(clippy::needless_range_loop)] // several rows of registers go by one index
 
 use std::ops::Range;
 
@@ -71,11 +72,17 @@ vectorised! {
     pub(super) fn pack_f32<T: Element>(part: &Part<'_, T>, to: &mut [u32]) {
         let (count, width) = (part.count(), part.width);
         if part.are_beside() {
-            for (step, to) in to.chunks_exact_mut(width).take(part.steps.len()).enumerate() {
-                widen(part.at_step(step), &mut to[..count]);
-                to[count..].fill(0);
-            }
-            return;
+            let rows = to.chunks_exact_mut(width).take(part.steps.len()).enumerate();
+            // Rows of a known length are copied in registers, others by calls.
+            return match if count == width { width } else { 0 } {
+                12 => rows.for_each(|(step, to)| widen_row::<T, 12>(part.at_step(step), to)),
+                16 => rows.for_each(|(step, to)| widen_row::<T, 16>(part.at_step(step), to)),
+                32 => rows.for_each(|(step, to)| widen_row::<T, 32>(part.at_step(step), to)),
+                _ => rows.for_each(|(step, to)| {
+                    widen(part.at_step(step), &mut to[..count]);
+                    to[count..].fill(0);
+                }),
+            };
         }
         turned(part.steps.len(), count, width, to, |line, begin, to| widen(part.of_line(line, begin, TURN), to));
     }
@@ -86,7 +93,17 @@ vectorised! {
     pub(super) fn pack_pairs(part: &Part<'_, bf16>, to: &mut [u32]) {
         let (count, width) = (part.count(), part.width);
         if part.are_beside() {
-            for (word, to) in to.chunks_exact_mut(width).take(Words::Pairs.count(part.steps.len())).enumerate() {
+            let whole = if count == width { part.steps.len() / 2 } else { 0 };
+            let (rows, rest) = to.split_at_mut(whole * width);
+            let rows = rows.chunks_exact_mut(width).enumerate();
+            match width {
+                12 => rows.for_each(|(word, to)| pair_rows::<12>(part, word, to)),
+                16 => rows.for_each(|(word, to)| pair_rows::<16>(part, word, to)),
+                32 => rows.for_each(|(word, to)| pair_rows::<32>(part, word, to)),
+                _ => rows.for_each(|(word, to)| pair_lines(part, word, to)),
+            }
+            let words = Words::Pairs.count(part.steps.len());
+            for (word, to) in (whole..words).zip(rest.chunks_exact_mut(width)) {
                 pair_lines(part, word, &mut to[..count]);
                 to[count..].fill(0);
             }
@@ -151,6 +168,26 @@ fn pair_lines(part: &Part<'_, bf16>, word: usize, to: &mut [u32]) {
         }
     } else {
         to.iter_mut().zip(low).for_each(|(to, low)| *to = pair(*low, bf16::ZERO));
+    }
+}
+
+/// The same of `W` lines, with a step that is the second of a pair.
+#[inline(always)]
+fn pair_rows<const W: usize>(part: &Part<'_, bf16>, word: usize, to: &mut [u32]) {
+    let [low, high] = [part.at_step(2 * word), part.at_step(2 * word + 1)].map(|row| row.first_chunk::<W>());
+    if let (Some(low), Some(high), Some(to)) = (low, high, to.first_chunk_mut::<W>()) {
+        for i in 0..W {
+            to[i] = pair(low[i], high[i]);
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_row<T: Element, const W: usize>(from: &[T], to: &mut [u32]) {
+    if let (Some(from), Some(to)) = (from.first_chunk::<W>(), to.first_chunk_mut::<W>()) {
+        for i in 0..W {
+            to[i] = from[i].widen().to_bits();
+        }
     }
 }
 

@@ -109,9 +109,8 @@ impl TileProduct {
         assert!(self.0.words == Words::F32, "exact products are of f32");
         for j in (0..columns).step_by(self.0.columns) {
             for i in rows.clone().step_by(self.0.rows) {
-                let (c, b) = (&mut c[i * stride + j..], &b[j * inner..][..self.0.columns * inner]);
-                let a = &a[i * inner..][..self.0.rows * inner];
-                exact::multiply(inner, a, self.0.rows, b, self.0.columns, c, stride, factor);
+                let (c, panels) = (&mut c[i * stride + j..], [&a[i * inner..], &b[j * inner..]]);
+                exact::multiply(inner, panels, [self.0.rows, self.0.columns], c, stride, factor);
             }
         }
     }
