@@ -84,7 +84,10 @@ vectorised! {
                 }),
             };
         }
-        turned(part.steps.len(), count, width, to, |line, begin, to| widen(part.of_line(line, begin, TURN), to));
+        turned(part.steps.len(), count, width, to, |line, begin, to| {
+            let from = part.of_line(line, begin, TURN);
+            if from.len() == TURN { widen_row::<T, TURN>(from, to) } else { widen(from, to) }
+        });
     }
 }
 
@@ -194,6 +197,13 @@ fn widen_row<T: Element, const W: usize>(from: &[T], to: &mut [u32]) {
 /// The words of steps of one line, those that there are.
 #[inline(always)]
 fn pairs_of(from: &[bf16], to: &mut [u32; TURN]) {
+    // A whole block is copied in registers, the last of a line perhaps by a call.
+    if let Some(from) = from.first_chunk::<{ 2 * TURN }>() {
+        for i in 0..TURN {
+            to[i] = pair(from[2 * i], from[2 * i + 1]);
+        }
+        return;
+    }
     let (pairs, rest) = from.as_chunks::<2>();
     for (to, x) in to.iter_mut().zip(pairs) {
         *to = pair(x[0], x[1]);
