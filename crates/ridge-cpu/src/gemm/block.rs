@@ -45,6 +45,14 @@ impl Sums {
         // SAFETY: passed on to the caller.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(row * self.stride), width) }
     }
+
+    /// Sets all of `block` to zero, which a sum of nothing is.
+    fn clear(self, block: &Block) {
+        for row in 0..block.rows.len() {
+            // SAFETY: inside of the block, by the promise of the caller of `run`.
+            unsafe { self.row(row, block.columns.len()) }.fill(0.0);
+        }
+    }
 }
 
 /// The sums of a tile of the innermost product at an edge.
@@ -157,17 +165,9 @@ impl Gemm {
                 unsafe { self.multiply(&session, io, &block, depth, room, sums, placed.is_some(), nth > 0) };
             }
             if depths.is_empty() {
-                self.clear(&block, sums);
+                sums.clear(&block);
             }
             finish(&block, sums);
-        }
-    }
-
-    /// Zeros, which a sum of nothing is.
-    fn clear(&self, block: &Block, sums: Sums) {
-        for row in 0..block.rows.len() {
-            // SAFETY: inside of the block, by the promise of the caller of `run`.
-            unsafe { sums.row(row, block.columns.len()) }.fill(0.0);
         }
     }
 

@@ -50,6 +50,7 @@ pub(super) struct PanelOfB<'a> {
 
 /// What is brought to L2 while a product is computed: `per_step` bytes further with each word of the inner extent.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Ahead {
     pub(super) at: *const u8,
     pub(super) per_step: usize,
@@ -171,13 +172,15 @@ impl Micro {
         add: bool,
         ahead: Ahead,
     ) {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = ahead;
         match isa {
             // SAFETY: the machine has the instructions; the rest is the caller's promise.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe {
                 match self.words {
                     Words::F32 => {
-                        x86::wide(steps, [a.as_ptr(), b.as_ptr()].map(<*const u32>::cast), c, stride, add, ahead)
+                        x86::wide(steps, [a.as_ptr(), b.as_ptr()].map(<*const u32>::cast), c, stride, add, ahead);
                     }
                     Words::Pairs => x86::pairs(steps, [a.as_ptr(), b.as_ptr()], c, stride, add, ahead),
                 }

@@ -99,6 +99,7 @@ mod emulated {
                 for step in 0..steps {
                     // SAFETY: so many tiles by the caller's promise.
                     let b = unsafe { &*x.add(step) };
+                    // SAFETY: each of its rows is 64 bytes, by the caller's promise.
                     let row = |row: usize| unsafe { &*at.add(step * w.step + row * w.stride).cast::<[u32; SIDE]>() };
                     for r in 0..SIDE {
                         product(row(r), b, &mut sums[r * SIDE..][..SIDE]);
