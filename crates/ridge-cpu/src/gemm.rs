@@ -2,18 +2,24 @@
 //! (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"; Van Zee and van de Geijn 2015,
 //! "BLIS").
 //!
-//! All threads pack both operands once, then each computes blocks of the result. An element is a sum over the inner extent
-//! in order, in f32, of which each block of [`DEPTH`] words stays in a register; so its bits depend on its row of A and its
-//! column of B alone.
+//! The operand of fewer lines is packed once, by all threads. The other is packed where it is used, a block of lines and a part
+//! of the inner extent at a time: it stays in L2 while panels of the first pass by, and is read from memory once. f32 results
+//! are computed where they lie. An element is a sum over the inner extent in order, in f32, so its bits depend on its row of
+//! A and its column of B alone.
 //!
-//! Read `gemm/micro.rs` for the innermost product, then `gemm/pack.rs`.
+//! Read `gemm/micro.rs` for the innermost product, then `gemm/pack.rs` and `gemm/block.rs`; `gemm/tile_product.rs` has products
+//! of tiles, which a thread packs by itself (attention).
 
+mod block;
 mod exact;
 mod micro;
 mod pack;
+mod tile_product;
 mod words;
 
+pub(crate) use block::{Block, GemmRoom, Sums};
 pub(crate) use pack::Lines;
+pub(crate) use tile_product::TileProduct;
 
 use std::ops::Range;
 
@@ -23,15 +29,9 @@ use ridge_graph::DType;
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
 use crate::simd;
-use micro::{Micro, pairs_available};
+use micro::Micro;
+use pack::Part;
 use words::Words;
-
-/// Words of the inner extent that a panel of B covers while it is in L1.
-const DEPTH: usize = 256;
-
-/// Rows and columns of a block of the result, which is in L2 beside the panels of A.
-const BLOCK_ROWS: usize = 216;
-const BLOCK_COLUMNS: usize = 192;
 
 /// An operand: input `input` of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +54,16 @@ impl Operand {
 }
 
 /// Sums of products, `C_s = sum of A_t B_st` over the terms `t`: lines of A are rows of every C, lines of `B_st` columns of
-/// `C_s`. A term is packed once for all results, and all terms of an element are one sum.
+/// `C_s`. All terms of an element are one sum.
 pub(crate) struct Gemm {
     terms: Vec<Term>,
     /// The columns of each result.
     columns: Vec<usize>,
     micro: Micro,
+    /// The operand that is packed once.
+    packed: Side,
+    /// How its lines are cut into pieces.
+    group: Cut,
 }
 
 /// A part of the inner extent: some of A, and of the B of each result.
@@ -69,23 +73,20 @@ pub(crate) struct Term {
     pub(crate) b: Vec<Operand>,
 }
 
-/// A block of the result.
-pub(crate) struct Block<'a> {
-    /// Which result.
-    pub(crate) result: usize,
-    pub(crate) rows: Range<usize>,
-    pub(crate) columns: Range<usize>,
-    /// Its elements, rows of `stride`.
-    sums: &'a mut [f32],
-    stride: usize,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    A,
+    B,
 }
 
-impl Block<'_> {
-    /// Its row `row`.
-    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
-        &mut self.sums[(row - self.rows.start) * self.stride..][..self.columns.len()]
-    }
-}
+/// Lines of the operand that is packed where it is used: a block of it stays in L2 beside its part of the result.
+const BLOCK: usize = 96;
+
+/// Lines of the operand that is packed once for a piece: for many lines, and where there would be fewer pieces than
+/// [`PIECES`].
+const GROUP: usize = 192;
+const SMALL_GROUP: usize = 96;
+const PIECES: usize = 64;
 
 /// Into how many blocks an extent is cut, each a multiple of `unit` and of about `most`.
 #[derive(Clone, Copy)]
@@ -104,8 +105,9 @@ impl Cut {
         self.extent.div_ceil(self.size)
     }
 
-    fn range(self, nth: usize) -> Range<usize> {
-        nth * self.size..((nth + 1) * self.size).min(self.extent)
+    /// Blocks `first..end`.
+    fn range(self, blocks: Range<usize>) -> Range<usize> {
+        blocks.start * self.size..(blocks.end * self.size).min(self.extent)
     }
 }
 
@@ -119,221 +121,106 @@ impl Gemm {
     pub(crate) fn of(terms: Vec<Term>) -> Self {
         let narrow = |operand: &Operand| operand.dtype == DType::BF16;
         let all = terms.iter().all(|term| narrow(&term.a) && term.b.iter().all(narrow));
-        let words = if all && pairs_available() { Words::Pairs } else { Words::F32 };
-        let columns = terms[0].b.iter().map(|b| b.lines.lines).collect();
-        Self { terms, columns, micro: Micro::new(words) }
+        let words = if all && Micro::multiplies_pairs() { Words::Pairs } else { Words::F32 };
+        Self::by(Micro::new(words), terms)
+    }
+
+    fn by(micro: Micro, terms: Vec<Term>) -> Self {
+        let rows = terms[0].a.lines.lines;
+        let columns: Vec<usize> = terms[0].b.iter().map(|b| b.lines.lines).collect();
+        let packed = if columns.len() == 1 && columns[0] < rows { Side::B } else { Side::A };
+        let (lines, unit) = if packed == Side::A { (rows, micro.rows) } else { (columns[0], micro.columns) };
+        let mut of = Self { terms, columns, micro, packed, group: Cut::new(lines, unit, GROUP) };
+        if of.pieces() < PIECES {
+            of.group = Cut::new(lines, unit, SMALL_GROUP);
+        }
+        of
     }
 
     fn rows(&self) -> usize {
         self.terms[0].a.lines.lines
     }
 
-    fn steps_of(&self, term: &Term) -> usize {
-        pack::words_of(self.micro.words, term.inner)
+    fn words(&self) -> usize {
+        self.terms.iter().map(|term| self.micro.words_of(term.inner)).sum()
     }
 
-    fn steps(&self) -> usize {
-        self.terms.iter().map(|term| self.steps_of(term)).sum()
+    /// Lines of a panel of one operand.
+    fn width(&self, side: Side) -> usize {
+        if side == Side::A { self.micro.rows } else { self.micro.columns }
     }
 
-    fn panels_of_a(&self) -> usize {
-        self.rows().div_ceil(self.micro.rows)
+    /// The operand that is packed where it is used.
+    fn other(&self) -> Side {
+        if self.packed == Side::A { Side::B } else { Side::A }
     }
 
-    /// Panels of B before result `result`.
-    fn panels_before(&self, result: usize) -> usize {
-        self.columns[..result].iter().map(|columns| columns.div_ceil(self.micro.columns)).sum()
+    fn panels(&self) -> usize {
+        self.group.extent.div_ceil(self.width(self.packed))
     }
 
-    fn packed_a(&self) -> usize {
-        self.panels_of_a() * self.micro.rows * self.steps()
-    }
-
-    fn panels_of_b(&self) -> usize {
-        self.panels_before(self.columns.len())
-    }
-
-    fn packed_bytes(&self) -> usize {
-        (self.packed_a() + self.panels_of_b() * self.micro.columns * self.steps()) * size_of::<u32>()
-    }
-
-    /// The packing of all operands, of a panel each piece.
+    /// The packing of one operand, of a panel each piece.
     pub(crate) fn preparation(&self) -> Preparation {
+        let words = self.words() * self.width(self.packed);
         Preparation {
-            bytes: self.packed_bytes(),
-            pieces: self.panels_of_a() + self.panels_of_b(),
-            nanos_per_piece: 50.0 + (self.steps() * self.micro.columns) as f64 * 0.3,
+            bytes: self.panels() * words * size_of::<u32>(),
+            pieces: self.panels(),
+            nanos_per_piece: 50.0 + words as f64 * 0.3,
         }
     }
 
     /// Packs panels `pieces` into the room.
     pub(crate) fn pack(&self, io: &KernelIo<'_>, pieces: Range<usize>) {
-        let (of_a, steps) = (self.panels_of_a(), self.steps());
-        for piece in pieces {
-            let (result, width, base, panel) = match piece.checked_sub(of_a) {
-                None => (None, self.micro.rows, 0, piece),
-                Some(panel) => {
-                    let result = (1..self.columns.len()).rev().find(|r| self.panels_before(*r) <= panel).unwrap_or(0);
-                    let base = self.packed_a() + self.panels_before(result) * self.micro.columns * steps;
-                    (Some(result), self.micro.columns, base, panel - self.panels_before(result))
-                }
-            };
-            let mut at = base + panel * width * steps;
+        let (width, words) = (self.width(self.packed), self.words());
+        for panel in pieces {
+            let mut at = panel * width * words;
             for term in &self.terms {
-                let operand = result.map_or(&term.a, |result| &term.b[result]);
-                let words = width * self.steps_of(term);
+                let of_term = width * self.micro.words_of(term.inner);
                 // SAFETY: this panel is this piece's alone.
-                let to = unsafe { io.room::<u32>().part(at..at + words) };
-                at += words;
-                match self.micro.words {
-                    Words::Pairs => {
-                        let from = io.input::<bf16>(operand.input);
-                        pack::pack_pairs(from, operand.lines, panel * width, width, term.inner, to);
-                    }
-                    Words::F32 => simd::with_element!(operand.dtype, T => {
-                        let from = io.input::<T>(operand.input);
-                        pack::pack_f32(from, operand.lines, panel * width, width, term.inner, to);
-                    }),
-                }
+                let to = unsafe { io.room::<u32>().part(at..at + of_term) };
+                at += of_term;
+                let operand = if self.packed == Side::A { &term.a } else { &term.b[0] };
+                self.pack_panel(io, self.packed, operand, panel * width, 0..term.inner, to);
             }
         }
     }
 
-    fn row_cut(&self) -> Cut {
-        Cut::new(self.rows(), self.micro.rows, BLOCK_ROWS)
-    }
-
-    fn column_cuts(&self) -> impl Iterator<Item = Cut> {
-        self.columns.iter().map(|columns| Cut::new(*columns, self.micro.columns, BLOCK_COLUMNS))
-    }
-
-    /// Blocks of all results.
-    pub(crate) fn blocks(&self) -> usize {
-        self.row_cut().count() * self.column_cuts().map(Cut::count).sum::<usize>()
-    }
-
-    pub(crate) fn block_nanos(&self) -> f64 {
-        200.0 + (self.block_room() * self.steps()) as f64 * 0.02
-    }
-
-    /// Elements of the memory that [`Gemm::block`] works in.
-    pub(crate) fn block_room(&self) -> usize {
-        self.row_cut().size * self.block_columns()
-    }
-
-    /// Columns of a block at most.
-    pub(crate) fn block_columns(&self) -> usize {
-        self.column_cuts().map(|cut| cut.size).max().unwrap_or(0)
-    }
-
-    /// Computes block `nth` from the packed operands: blocks of one range of columns follow each other.
-    pub(crate) fn block<'a>(&self, io: &KernelIo<'_>, nth: usize, sums: &'a mut [f32]) -> Block<'a> {
-        let rows = self.row_cut();
-        let (mut column, row) = (nth / rows.count(), nth % rows.count());
-        let (mut result, mut cut) = (0, rows);
-        for (i, columns) in self.column_cuts().enumerate() {
-            (result, cut) = (i, columns);
-            if column < columns.count() {
-                break;
-            }
-            column -= columns.count();
-        }
-        let stride = cut.size;
-        let (rows, columns) = (rows.range(row), cut.range(column));
-        let steps = self.steps();
-        let packed = io.prepared::<u32>();
-        let (a, b) = packed.split_at(self.packed_a());
-        let b = &b[self.panels_before(result) * self.micro.columns * steps..];
-        if steps == 0 {
-            sums.fill(0.0);
-        }
-        for from in (0..steps).step_by(DEPTH) {
-            let depth = DEPTH.min(steps - from);
-            for j in (columns.start..columns.end).step_by(self.micro.columns) {
-                let b = &b[j * steps + from * self.micro.columns..][..depth * self.micro.columns];
-                for i in (rows.start..rows.end).step_by(self.micro.rows) {
-                    let a = &a[i * steps + from * self.micro.rows..][..depth * self.micro.rows];
-                    let c = &mut sums[(i - rows.start) * stride + j - columns.start..];
-                    self.micro.multiply(depth, [a, b], c, stride, from > 0);
-                }
-            }
-        }
-        Block { result, rows, columns, sums, stride }
-    }
-}
-
-/// Products of f32 tiles that a thread packs by itself: both operands in panels, and a result of whole panels.
-#[derive(Clone, Copy)]
-pub(crate) struct TileProduct(Micro);
-
-impl TileProduct {
-    pub(crate) fn new() -> Self {
-        Self(Micro::new(Words::F32))
-    }
-
-    /// `rows` rounded up to whole panels of A.
-    pub(crate) fn rows(self, rows: usize) -> usize {
-        rows.next_multiple_of(self.0.rows)
-    }
-
-    /// `columns` rounded up to whole panels of B.
-    pub(crate) fn columns(self, columns: usize) -> usize {
-        columns.next_multiple_of(self.0.columns)
-    }
-
-    /// Packs rows of A of `inner` elements.
-    pub(crate) fn pack_a<T: simd::Element>(self, from: &[T], of: Lines, inner: usize, to: &mut [u32]) {
-        Self::pack(from, of, self.0.rows, inner, to);
-    }
-
-    /// Packs columns of B of `inner` elements.
-    pub(crate) fn pack_b<T: simd::Element>(self, from: &[T], of: Lines, inner: usize, to: &mut [u32]) {
-        Self::pack(from, of, self.0.columns, inner, to);
-    }
-
-    fn pack<T: simd::Element>(from: &[T], of: Lines, width: usize, inner: usize, to: &mut [u32]) {
-        if inner > 0 {
-            for (panel, to) in to.chunks_exact_mut(width * inner).take(of.lines.div_ceil(width)).enumerate() {
-                pack::pack_f32(from, of, panel * width, width, inner, to);
-            }
-        }
-    }
-
-    /// `c`, whose rows are `stride` elements apart, from or with the product added of `rows` rows of A by `columns` columns
-    /// of B.
-    pub(crate) fn multiply(
-        self,
-        inner: usize,
-        [a, b]: [&[u32]; 2],
-        [rows, columns]: [usize; 2],
-        c: &mut [f32],
-        stride: usize,
-        add: bool,
+    /// Packs steps `steps` of a panel of `operand` that begins with line `first`.
+    fn pack_panel(
+        &self,
+        io: &KernelIo<'_>,
+        side: Side,
+        operand: &Operand,
+        first: usize,
+        steps: Range<usize>,
+        to: &mut [u32],
     ) {
-        for j in (0..columns).step_by(self.0.columns) {
-            for i in (0..rows).step_by(self.0.rows) {
-                let c = &mut c[i * stride + j..];
-                self.0.multiply(inner, [&a[i * inner..], &b[j * inner..]], c, stride, add);
-            }
+        let of = operand.lines;
+        if steps.is_empty() {
+            return;
         }
-    }
-
-    /// `c`, whose rows are `stride` elements apart, is `factor` times the product, summed in f64 and rounded once.
-    pub(crate) fn multiply_exactly(
-        self,
-        inner: usize,
-        [a, b]: [&[u32]; 2],
-        [rows, columns]: [usize; 2],
-        c: &mut [f32],
-        stride: usize,
-        factor: f32,
-    ) {
-        for j in (0..columns).step_by(self.0.columns) {
-            for i in (0..rows).step_by(self.0.rows) {
-                let (c, b) = (&mut c[i * stride + j..], &b[j * inner..][..self.0.columns * inner]);
-                let a = &a[i * inner..][..self.0.rows * inner];
-                exact::multiply(inner, a, self.0.rows, b, self.0.columns, c, stride, factor);
+        if side == Side::A && self.micro.together > 1 {
+            let from = io.input::<bf16>(operand.input);
+            return pack::pack_blocks(&Part { from, of, first, width: self.micro.rows, steps }, to);
+        }
+        let width = if side == Side::A { self.micro.rows } else { self.micro.lanes };
+        let words = self.micro.words_of(steps.len());
+        for (nth, to) in to.chunks_exact_mut(width * words).enumerate() {
+            let (first, steps) = (first + nth * width, steps.clone());
+            match self.micro.words {
+                Words::Pairs => {
+                    let part = Part { from: io.input::<bf16>(operand.input), of, first, width, steps };
+                    let (to, rest) = to.split_at_mut(width * Words::Pairs.count(part.steps.len()));
+                    pack::pack_pairs(&part, to);
+                    rest.fill(0);
+                }
+                Words::F32 => simd::with_element!(operand.dtype, T => {
+                    pack::pack_f32(&Part { from: io.input::<T>(operand.input), of, first, width, steps }, to);
+                }),
             }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

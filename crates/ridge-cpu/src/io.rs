@@ -76,4 +76,14 @@ impl<'a, T: Pod> KernelOutput<'a, T> {
         // SAFETY: inside the block, aligned as checked when it was made, and by the caller's promise unaliased.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
     }
+
+    /// Where element `at` is, the first of `rows` rows of `width` elements that are `stride` apart.
+    ///
+    /// # Panics
+    /// When the output ends before the last row does.
+    pub(crate) fn address(&self, at: usize, [rows, width]: [usize; 2], stride: usize) -> *mut T {
+        let end = at + rows.saturating_sub(1) * stride + width;
+        assert!(end <= self.len, "{at}..{end} of an output of {}", self.len);
+        self.ptr.wrapping_add(at)
+    }
 }

@@ -40,6 +40,8 @@ struct Arguments {
     steps: usize,
     dtype: DType,
     device: String,
+    /// Of the CPU: as many as there are cores, if `None`.
+    threads: Option<usize>,
     trace: bool,
 }
 
@@ -51,6 +53,7 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
         steps: 5,
         dtype: DType::F32,
         device: "cpu".into(),
+        threads: None,
         trace: false,
     };
     let mut given = std::env::args().skip(1);
@@ -65,6 +68,7 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
             "--context" => all.context = value()?.parse()?,
             "--steps" => all.steps = value()?.parse()?,
             "--device" => all.device = value()?,
+            "--threads" => all.threads = Some(value()?.parse()?),
             "--dtype" => all.dtype = if value()? == "bf16" { DType::BF16 } else { DType::F32 },
             model => all.model = model.to_owned(),
         }
@@ -113,7 +117,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let graph = step(&loss, masters)?;
 
     let backend: Arc<dyn Backend> = match a.device.as_str() {
-        "cpu" => Arc::new(Cpu::new(CpuOptions::default())?),
+        "cpu" => Arc::new(Cpu::new(CpuOptions { threads: a.threads, ..CpuOptions::default() })?),
         _ => Arc::new(Cuda::new(CudaOptions::default())?),
     };
     let mut session = Session::new(backend);

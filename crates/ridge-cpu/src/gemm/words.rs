@@ -8,3 +8,21 @@ pub(crate) enum Words {
     /// Two neighbouring bf16.
     Pairs,
 }
+
+impl Words {
+    /// Words that `inner` steps take.
+    pub(super) fn count(self, inner: usize) -> usize {
+        match self {
+            Self::F32 => inner,
+            Self::Pairs => inner.div_ceil(2),
+        }
+    }
+
+    /// Steps of a word.
+    pub(super) fn steps(self) -> usize {
+        match self {
+            Self::F32 => 1,
+            Self::Pairs => 2,
+        }
+    }
+}

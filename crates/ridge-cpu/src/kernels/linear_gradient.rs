@@ -8,7 +8,8 @@ use std::ops::Range;
 use ridge_graph::ops::LinearGroupForward;
 use ridge_graph::{DType, Function};
 
-use crate::gemm::{Gemm, Operand, Term};
+use crate::bytes::cast;
+use crate::gemm::{Block, Gemm, GemmRoom, Operand, Sums, Term};
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, Preparation};
 use crate::scratch::Scratch;
@@ -99,11 +100,11 @@ fn weight_gradient(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> 
 
 impl CpuKernel for Product {
     fn pieces(&self) -> usize {
-        self.gemm.blocks()
+        self.gemm.pieces()
     }
 
     fn nanos_per_piece(&self) -> f64 {
-        self.gemm.block_nanos()
+        self.gemm.piece_nanos()
     }
 
     fn preparation(&self) -> Option<Preparation> {
@@ -115,21 +116,38 @@ impl CpuKernel for Product {
     }
 
     fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
-        let [sums, bias] = scratch.slices::<f32, 2>([self.gemm.block_room(), self.gemm.block_columns()]);
-        for piece in pieces {
-            let mut block = self.gemm.block(io, piece, sums);
+        let in_place = self.dtype == DType::F32;
+        let [packed, sums] = self.gemm.room(in_place);
+        let widest = self.outputs.iter().map(|output| output.columns).max().unwrap_or(0);
+        let words = |count: usize| count * size_of::<u32>();
+        let [packed, sums, bias] = scratch.slices::<u8, 3>([words(packed), words(sums), words(widest)]);
+        let bias = cast::<f32>(bias);
+        let mut room = GemmRoom { packed: cast(packed), sums: cast(sums) };
+        let place = |block: &Block| {
+            let columns = self.outputs[block.result].columns;
+            let (first, size) =
+                (block.rows.start * columns + block.columns.start, [block.rows.len(), block.columns.len()]);
+            let out = io.output::<f32>(block.result);
+            in_place.then(|| Sums { at: out.address(first, size, columns), stride: columns })
+        };
+        let finish = |block: &Block, sums: Sums| {
             let (first, output) = (block.columns.start, &self.outputs[block.result]);
-            let (width, result) = (block.columns.len(), block.result);
-            let bias = output.bias.map(|(input, dtype)| simd::view(io, input, dtype, first, &mut bias[..width]));
-            for row in block.rows.clone() {
-                let values = block.row(row);
+            let bias = &mut bias[..block.columns.len()];
+            let bias = output.bias.map(|(input, dtype)| simd::view(io, input, dtype, first, bias));
+            for (nth, row) in block.rows.clone().enumerate() {
+                // SAFETY: a row of sums, which are this piece's alone.
+                let values = unsafe { sums.row(nth, block.columns.len()) };
                 if let Some(bias) = bias {
                     simd::add(values, bias);
                 }
-                // SAFETY: this block of the result is this piece's alone.
-                unsafe { simd::store(io, result, self.dtype, row * output.columns + first, values) };
+                if !in_place {
+                    // SAFETY: this block of the result is this piece's alone.
+                    unsafe { simd::store(io, block.result, self.dtype, row * output.columns + first, values) };
+                }
             }
-        }
+        };
+        // SAFETY: a place is the block's part of its output, which belongs to its pieces.
+        unsafe { self.gemm.run(io, pieces, &mut room, place, finish) };
     }
 }
 

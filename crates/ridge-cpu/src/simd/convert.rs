@@ -50,7 +50,6 @@ pub(crate) trait Element: Pod {
         // SAFETY: 64 bytes.
         unsafe { _mm512_loadu_ps(widen_lanes(from).as_ptr()) }
     }
-    #[cfg(target_arch = "x86_64")]
     /// `of` as what it is, if it is of bf16.
     fn as_bf16(_of: &[Self]) -> Option<&[half::bf16]> {
         None
@@ -139,7 +138,6 @@ impl Element for bf16 {
     fn widen_to_vector(from: &[Self; LANES]) -> Vector {
         super::neon::widen_bf16(from)
     }
-    #[cfg(target_arch = "x86_64")]
     fn as_bf16(of: &[Self]) -> Option<&[Self]> {
         Some(of)
     }
@@ -270,14 +268,23 @@ pub(crate) fn widen_lanes<T: Element>(from: &[T; LANES]) -> [f32; LANES] {
 vectorised! {
     /// The values of `from`.
     pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
-        let ((from, rest), (to, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
-        for (to, from) in to.iter_mut().zip(from) {
+        let whole = in_lanes(from.len().min(to.len()));
+        let (lanes, rest) = (from[..whole].as_chunks::<LANES>().0, &from[whole..]);
+        let (to, to_rest) = to.split_at_mut(whole);
+        for (to, from) in to.as_chunks_mut::<LANES>().0.iter_mut().zip(lanes) {
             *to = T::widen_lanes(from);
         }
         for (t, x) in to_rest.iter_mut().zip(rest) {
             *t = x.widen();
         }
     }
+}
+
+/// How many of `count` elements are converted a vector at a time: where there are instructions for that. Elsewhere the compiler
+/// makes vectors of a loop over elements, but of one over arrays of them it gathers one element of each.
+#[inline(always)]
+fn in_lanes(count: usize) -> usize {
+    if cfg!(target_arch = "aarch64") { count / LANES * LANES } else { 0 }
 }
 
 vectorised! {
@@ -289,8 +296,10 @@ vectorised! {
 
 #[inline(always)]
 fn narrow_all<T: Element>(from: &[f32], to: &mut [T]) {
-    let ((from, rest), (to, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
-    for (to, from) in to.iter_mut().zip(from) {
+    let whole = in_lanes(from.len().min(to.len()));
+    let (lanes, rest) = (from[..whole].as_chunks::<LANES>().0, &from[whole..]);
+    let (to, to_rest) = to.split_at_mut(whole);
+    for (to, from) in to.as_chunks_mut::<LANES>().0.iter_mut().zip(lanes) {
         T::narrow_lanes(from, to);
     }
     for (t, x) in to_rest.iter_mut().zip(rest) {
@@ -441,7 +450,15 @@ pub(crate) unsafe fn store_rows<T: Element>(
 /// Rounds to what `dtype` can hold.
 pub(crate) fn round(dtype: DType, values: &mut [f32]) {
     if dtype != DType::F32 {
-        with_element!(dtype, T => values.iter_mut().for_each(|x| *x = T::narrow(*x).widen()));
+        with_element!(dtype, T => round_to::<T>(values));
+    }
+}
+
+vectorised! {
+    fn round_to<T: Element>(values: &mut [f32]) {
+        for x in values {
+            *x = T::narrow(*x).widen();
+        }
     }
 }
 

@@ -9,11 +9,10 @@ use super::call::{Attention, PIECE, SPAN};
 use super::dropping::Dropping;
 use super::forward::as_floats;
 use super::spans::{SequenceRun, keys_of, mask, queries_of, runs, seeing, seen, spans};
-use crate::gemm::Lines;
 use crate::io::KernelIo;
 use crate::kernel::CpuKernel;
 use crate::scratch::Scratch;
-use crate::simd::{self, vectorised};
+use crate::simd::{self, LANES, vectorised};
 
 pub(super) struct Backward(pub(super) Attention);
 
@@ -130,6 +129,21 @@ vectorised! {
     }
 }
 
+vectorised! {
+    /// The inner product, summed in f64.
+    fn dot_in_f64(x: &[f32], y: &[f32]) -> f64 {
+        let mut lanes = [0f64; LANES];
+        let ((x, rest), (y, rest_of_y)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+        for (x, y) in x.iter().zip(y) {
+            for i in 0..LANES {
+                lanes[i] += f64::from(x[i]) * f64::from(y[i]);
+            }
+        }
+        let rest: f64 = rest.iter().zip(rest_of_y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum();
+        lanes.iter().sum::<f64>() + rest
+    }
+}
+
 /// `dshares` times the slopes of a cap.
 fn bend(dshares: &mut [f32], slopes: &[f32]) {
     for (dshare, slope) in dshares.iter_mut().zip(slopes) {
@@ -164,7 +178,7 @@ impl Backward {
             let [y, dy] = &mut room.line;
             let (y, dy) = (simd::view(io, Y, a.dtype, at, y), simd::view(io, a.dy(), a.dtype, at, dy));
             // Rounded once, as a share's cotangent in f32: what they have in common cancels.
-            room.along[row] = y.iter().zip(dy).map(|(y, dy)| f64::from(*y) * f64::from(*dy)).sum::<f64>() as f32;
+            room.along[row] = dot_in_f64(y, dy) as f32;
             room.lse[row] = lse[token * a.heads + head];
         }
     }
@@ -204,8 +218,10 @@ impl Backward {
                 a.tile.pack_b(&io.input::<T>(input)[at..], a.by_token(a.kv_heads, keys), a.dim, to);
             }
             a.tile.pack_b(&io.input::<T>(K)[at..], a.by_element(a.kv_heads), keys, room.by_element[0]);
-            self.score(count, keys, room);
-            for (row, query) in run.tokens.clone().enumerate() {
+            let rows = a.rows_seeing(&run.tokens, &span);
+            self.score(rows.clone(), keys, room);
+            for row in rows.clone() {
+                let query = run.tokens.start + row;
                 let scores = &mut room.scores[row * stride..][..keys];
                 let dshares = &mut room.dshares[row * stride..][..keys];
                 let slopes = self.cap(scores);
@@ -218,9 +234,9 @@ impl Backward {
                     bend(dshares, &slopes);
                 }
             }
-            let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
-            a.tile.pack_a(room.dshares, lines, keys, room.packed);
-            a.tile.multiply(keys, [&*room.packed, &*room.by_element[0]], [count, a.dim], room.sums[0], width, true);
+            a.tile.pack_computed(&room.dshares[rows.start * stride..], rows.len(), stride, keys, room.packed);
+            let (of, sums) = ([&*room.packed, &*room.by_element[0]], &mut room.sums[0][rows.start * width..]);
+            a.tile.multiply(keys, of, (0..rows.len(), a.dim), sums, width, true);
         }
         for (row, token) in run.tokens.clone().enumerate() {
             // SAFETY: this head of this token is this piece's alone.
@@ -230,18 +246,18 @@ impl Backward {
 
     /// Products of the block's tokens with the span's: of scores, and of cotangents with values. Both meet what is nearly
     /// as large, so where f32 is all that is asked for they are summed in f64.
-    fn score(&self, count: usize, others: usize, room: &mut Room<'_>) {
+    fn score(&self, rows: Range<usize>, others: usize, room: &mut Room<'_>) {
         let a = &self.0;
         let (stride, scale) = (a.tile.columns(SPAN), a.op.scale as f32);
         let [own, other] = [&room.own, &room.by_token];
         let of = |nth: usize| [&*own[nth], &*other[nth]];
         if a.dtype == DType::F32 {
-            a.tile.multiply_exactly(a.dim, of(0), [count, others], room.scores, stride, scale);
-            a.tile.multiply_exactly(a.dim, of(1), [count, others], room.dshares, stride, 1.0);
+            a.tile.multiply_exactly(a.dim, of(0), (rows.clone(), others), room.scores, stride, scale);
+            a.tile.multiply_exactly(a.dim, of(1), (rows, others), room.dshares, stride, 1.0);
         } else {
-            a.tile.multiply(a.dim, of(0), [count, others], room.scores, stride, false);
-            a.tile.multiply(a.dim, of(1), [count, others], room.dshares, stride, false);
-            for row in room.scores.chunks_exact_mut(stride).take(count) {
+            a.tile.multiply(a.dim, of(0), (rows.clone(), others), room.scores, stride, false);
+            a.tile.multiply(a.dim, of(1), (rows.clone(), others), room.dshares, stride, false);
+            for row in room.scores.chunks_exact_mut(stride).take(rows.end).skip(rows.start) {
                 simd::scale(&mut row[..others], scale);
             }
         }
@@ -272,8 +288,9 @@ impl Backward {
                     a.tile.pack_b(from, a.by_token(a.heads, queries), a.dim, room.by_token[i]);
                     a.tile.pack_b(from, a.by_element(a.heads), queries, room.by_element[i]);
                 }
-                self.score(count, queries, room);
-                for (row, key) in run.tokens.clone().enumerate() {
+                let rows = a.rows_seen(&run.tokens, &span);
+                self.score(rows.clone(), queries, room);
+                for (row, key) in rows.clone().zip(run.tokens.clone()) {
                     let scores = &mut room.scores[row * stride..][..queries];
                     let dshares = &mut room.dshares[row * stride..][..queries];
                     let slopes = self.cap(scores);
@@ -289,11 +306,10 @@ impl Backward {
                         bend(dshares, &slopes);
                     }
                 }
-                let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
                 for (i, from) in [&room.dshares, &room.scores].into_iter().enumerate() {
-                    a.tile.pack_a(from, lines, queries, room.packed);
-                    let sums = &mut room.sums[i];
-                    a.tile.multiply(queries, [&*room.packed, &*room.by_element[i]], [count, a.dim], sums, width, true);
+                    a.tile.pack_computed(from, rows.len(), stride, queries, room.packed);
+                    let (of, sums) = ([&*room.packed, &*room.by_element[i]], &mut room.sums[i]);
+                    a.tile.multiply(queries, of, (rows.clone(), a.dim), sums, width, true);
                 }
             }
         }

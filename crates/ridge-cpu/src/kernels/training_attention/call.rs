@@ -1,5 +1,7 @@
 //! What attention and its gradient share: extents, and how work is cut.
 
+use std::ops::Range;
+
 use ridge_graph::DType;
 use ridge_graph::ops::{RaggedAttention, ShareDropout};
 
@@ -37,7 +39,7 @@ impl Attention {
             kv_heads: k.shape[1],
             dim: q.shape[2],
             dtype: q.dtype,
-            tile: TileProduct::new(),
+            tile: TileProduct::new(q.dtype),
             has_key: op.dropout != 0.0,
             dropout: op.share_dropout(),
         }
@@ -45,6 +47,18 @@ impl Attention {
 
     pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads.max(1)
+    }
+
+    /// The rows of a block of queries that see something of `span`: not those of whole panels before it, where attention is
+    /// causal.
+    pub(super) fn rows_seeing(&self, queries: &Range<usize>, span: &Range<usize>) -> Range<usize> {
+        let before = if self.op.causal { span.start.saturating_sub(queries.start).min(queries.len()) } else { 0 };
+        self.tile.whole_rows(before)..queries.len()
+    }
+
+    /// The rows of a block of keys that something of `span` sees: not those behind it, where attention is causal.
+    pub(super) fn rows_seen(&self, keys: &Range<usize>, span: &Range<usize>) -> Range<usize> {
+        0..if self.op.causal { span.end.saturating_sub(keys.start).min(keys.len()) } else { keys.len() }
     }
 
     /// Pieces of a head.

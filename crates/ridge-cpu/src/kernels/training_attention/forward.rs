@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::call::{Attention, PIECE, SPAN};
 use super::dropping::Dropping;
 use super::spans::{SequenceRun, keys_of, mask, runs, seen, spans};
-use crate::gemm::Lines;
 use crate::io::KernelIo;
 use crate::kernel::CpuKernel;
 use crate::scratch::Scratch;
@@ -110,8 +109,10 @@ impl Forward {
             let (keys, at) = (span.len(), a.at(a.kv_heads, span.start, kv_head));
             a.tile.pack_b(&io.input::<T>(1)[at..], a.by_token(a.kv_heads, keys), a.dim, room.keys);
             a.tile.pack_b(&io.input::<T>(2)[at..], a.by_element(a.kv_heads), keys, room.values);
-            a.tile.multiply(a.dim, [&*room.q, &*room.keys], [count, keys], room.scores, stride, false);
-            for (row, query) in run.tokens.clone().enumerate() {
+            let rows = a.rows_seeing(&run.tokens, &span);
+            a.tile.multiply(a.dim, [&*room.q, &*room.keys], (rows.clone(), keys), room.scores, stride, false);
+            for row in rows.clone() {
+                let query = run.tokens.start + row;
                 let scores = &mut room.scores[row * stride..][..keys];
                 a.scale(scores);
                 mask(scores, &ids[span.clone()], id, &seen(&a.op, query, &span), f32::NEG_INFINITY);
@@ -132,9 +133,9 @@ impl Forward {
                     simd::scale(&mut room.out[row * width..][..a.dim], kept);
                 }
             }
-            let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
-            a.tile.pack_a(room.scores, lines, keys, room.shares);
-            a.tile.multiply(keys, [&*room.shares, &*room.values], [count, a.dim], room.out, width, true);
+            a.tile.pack_computed(&room.scores[rows.start * stride..], rows.len(), stride, keys, room.shares);
+            let out = &mut room.out[rows.start * width..];
+            a.tile.multiply(keys, [&*room.shares, &*room.values], (0..rows.len(), a.dim), out, width, true);
         }
         for (row, token) in run.tokens.clone().enumerate() {
             let (y, total) = (&mut room.out[row * width..][..a.dim], room.total[row]);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ridge_graph::ops::RaggedAttention;
 
 use super::call::SPAN;
+use crate::simd::vectorised;
 
 /// Tokens of one sequence that stand together.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,9 +95,13 @@ pub(super) fn seeing(op: &RaggedAttention, key: usize, span: &Range<usize>) -> R
 pub(super) fn mask(row: &mut [f32], ids: &[i32], id: i32, kept: &Range<usize>, to: f32) {
     row[..kept.start].fill(to);
     row[kept.end..].fill(to);
-    for (x, other) in row[kept.clone()].iter_mut().zip(&ids[kept.clone()]) {
-        if *other != id {
-            *x = to;
+    keep(&mut row[kept.clone()], &ids[kept.clone()], id, to);
+}
+
+vectorised! {
+    fn keep(row: &mut [f32], ids: &[i32], id: i32, to: f32) {
+        for (x, other) in row.iter_mut().zip(ids) {
+            *x = if *other == id { *x } else { to };
         }
     }
 }
