@@ -2,27 +2,27 @@
 // weight of a group without rows is. Rows behind the last group become zeros. Sums are in f32, in the order of depth.
 // Floor: the bytes of the weights that groups reach over bandwidth, or the operations of tiles over the rate of tensor cores.
 // A block makes tiles of ROWS rows of one group by COLUMNS columns, one after another, the tiles of a group's rows next to each other, so
-// that a weight is read from memory once. Copying warps bring slices of DEPTH into a ring of STAGES: rows of x, which may lie anywhere, by
+// that a weight is read from memory once. A warpgroup brings slices of DEPTH into a ring of STAGES: rows of x, which may lie anywhere, by
 // copies of 16 bytes, and weights by the copy engine. Weights in blocks come as they are stored, chunks of 256 elements, to a ring of RAW
-// stages, from which DECODERS warpgroups decode them to D into the first ring. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
-// Defines: D, a 16-bit float; GATHERED, 0 or 1: are the rows of x those that `index` names?; CONSUMERS; COLUMNS; STAGES; GROUPS; BLOCKED, 1
+// stages, by a warpgroup of its own, and DECODERS warpgroups decode them to D into the first ring. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
+// Defines: D, a 16-bit float; GATHERED, 0 or 1: are the rows of x those that `index` names?; CONSUMERS; COLUMNS; STAGES; ATOMS; GROUPS; BLOCKED, 1
 // for weights in blocks, with their FORMAT, RAW, DECODERS, warpgroups, and RESIDENT, blocks of a multiprocessor; GATED, 1 for two weights, whose products of a tile are gated: the first half of a tile's
 // columns is of `w`, the gate, and the other of `other`.
 // Numbers: rows, rows of x, columns, depth (a multiple of 8, of the block with blocks). For other architectures it is empty, and is not
 // launched.
 
-#define DEPTH 64
+// Elements of depth of a slice: ATOMS times 64, which are 128 bytes of each row or column.
+#define DEPTH (64 * ATOMS)
 #define LINE 128
 #define ROWS (64 * CONSUMERS)
 #define SIDES (GATED ? 2 : 1)
 // Columns of a tile's results.
 #define WIDTH (COLUMNS / SIDES)
-#define SLICE_X (ROWS * LINE)
-#define SLICE (SLICE_X + COLUMNS * LINE)
-// Warpgroups before the consumers, warps that copy x, and rows of x that a thread of them copies 16 bytes of.
-#define OTHERS (BLOCKED ? 1 + DECODERS : 1)
-#define COPYING (BLOCKED ? 2 : 4)
-#define COPIES (ROWS / (4 * COPYING))
+#define SLICE_X (ROWS * LINE * ATOMS)
+#define SLICE (SLICE_X + COLUMNS * LINE * ATOMS)
+// Warpgroups before the consumers, and rows of x that a thread copies 16 bytes of.
+#define OTHERS (BLOCKED ? 2 + DECODERS : 1)
+#define COPIES (ROWS / 16)
 #if !BLOCKED
 #define RAW 0
 #endif
@@ -73,12 +73,12 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             // The copy of the weight or the warps that decode it, and a thread's copies of x.
-            barrier_init(full + 8 * s, (BLOCKED ? 4 * DECODERS : 1) + 32 * COPYING);
+            barrier_init(full + 8 * s, (BLOCKED ? 4 * DECODERS : 1) + 128);
             barrier_init(empty + 8 * s, 4 * CONSUMERS);
         }
 #if BLOCKED
         for (int s = 0; s < RAW; ++s) {
-            barrier_init(raw_full + 8 * s, 64);
+            barrier_init(raw_full + 8 * s, 128);
             barrier_init(raw_empty + 8 * s, 4 * DECODERS);
         }
 #endif
@@ -117,7 +117,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
         end = min(first + ROWS, offsets[low + 1]);
         column = rest / own * WIDTH;
     };
-    if (threadIdx.x < 32 * COPYING) {
+    if (threadIdx.x < 128) {
 #if !BLOCKED
         if (CONSUMERS > 1) registers_lower<72>();
         if (threadIdx.x == 0) {
@@ -135,7 +135,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
             const D::Raw* from[COPIES];
 #pragma unroll
             for (int i = 0; i < COPIES; ++i) {
-                const int place = first + line + 4 * COPYING * i;
+                const int place = first + line + 16 * i;
                 const int row = place < end ? (GATHERED ? index[place] : place) : -1;
                 from[i] = row >= 0 && row < n.v[1] ? x + (i64)row * depth + part * 8 : nullptr;
             }
@@ -151,14 +151,16 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
 #endif
                 }
 #endif
-                const bool in = s * DEPTH + part * 8 < depth;
 #pragma unroll
                 for (int i = 0; i < COPIES; ++i) {
-                    const int r = line + 4 * COPYING * i;
+                    const int r = line + 16 * i;
                     // Rows of x that are out of range are zeros; those of no group are not stored.
-                    if (first + r < end) {
-                        const bool real = in && from[i] != nullptr;
-                        copy_async(to + r * LINE + ((part ^ (r & 7)) * 16), real ? from[i] + s * DEPTH : x, real);
+                    if (first + r >= end) continue;
+#pragma unroll
+                    for (int a = 0; a < ATOMS; ++a) {
+                        const int k = s * DEPTH + 64 * a;
+                        const bool real = k + part * 8 < depth && from[i] != nullptr;
+                        copy_async(to + (a * ROWS + r) * LINE + ((part ^ (r & 7)) * 16), real ? from[i] + k : x, real);
                     }
                 }
                 copies_arrive(full + 8 * stage);
@@ -166,8 +168,8 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
         }
         copies_wait<0>();
 #if BLOCKED
-    } else if (warpgroup == 0) {
-        const int own = threadIdx.x - 32 * COPYING, chunks = (depth + CHUNK - 1) / CHUNK;
+    } else if (warpgroup == 1) {
+        const int own = threadIdx.x - 128, chunks = (depth + CHUNK - 1) / CHUNK;
         const i64 row_bytes = (i64)depth * FORMAT::BYTES / CHUNK;
         u32 at = 0;
         for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -177,7 +179,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
                 const u32 stage = at % RAW, to = raw + stage * RAW_BYTES;
                 const int bytes = min(FORMAT::BYTES, (int)(row_bytes - (i64)c * FORMAT::BYTES));
                 barrier_wait(raw_empty + 8 * stage, ~(at / RAW) & 1);
-                for (int i = own; i < COLUMNS * PIECES; i += 64) {
+                for (int i = own; i < COLUMNS * PIECES; i += 128) {
                     const int line = i / PIECES, piece = i % PIECES;
                     const u8* from = side_of(line)
                         + ((i64)group * columns + min(column + line % WIDTH, columns - 1)) * row_bytes + (i64)c * FORMAT::BYTES;
@@ -192,7 +194,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
             }
         }
         copies_wait<0>();
-    } else if (warpgroup <= DECODERS) {
+    } else if (warpgroup < OTHERS) {
         const int groups = depth / 32, g = threadIdx.x % 2;
         const i64 row_bytes = (i64)depth * FORMAT::BYTES / CHUNK;
         u32 at = 0, chunk_at = 0;
@@ -207,19 +209,22 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
                 // A thread has one of two groups of a column.
 #pragma unroll
                 for (int i = 0; i < COLUMNS / (64 * DECODERS); ++i) {
-                    const int line = i * 64 * DECODERS + (threadIdx.x - 128) / 2;
+                    const int line = i * 64 * DECODERS + (threadIdx.x - 256) / 2;
                     // Where a column begins within 16 bytes.
                     const u32 place = (u32)(group * columns + min(column + line % WIDTH, columns - 1)) * (u32)row_bytes
                         + s / (CHUNK / DEPTH) * FORMAT::BYTES;
                     const u32 skew = (u32)(u64)side_of(line) + place & 15;
                     const u8* chunk = shared + (raw - shared_address(shared)) + from * RAW_BYTES + line * STRIDE + skew;
-                    uint4 values[4];
-                    Group<FORMAT, D>::decoded(chunk, 2 * within + g, values);
 #pragma unroll
-                    for (int part = 0; part < 4; ++part) {
-                        // What lies behind the last group is nothing.
-                        if (2 * s + g >= groups) values[part] = make_uint4(0, 0, 0, 0);
-                        store_shared(to + line * LINE + (4 * g + part ^ line & 7) * 16, values[part]);
+                    for (int a = 0; a < ATOMS; ++a) {
+                        uint4 values[4];
+                        Group<FORMAT, D>::decoded(chunk, 2 * (ATOMS * within + a) + g, values);
+#pragma unroll
+                        for (int part = 0; part < 4; ++part) {
+                            // What lies behind the last group is nothing.
+                            if (2 * (ATOMS * s + a) + g >= groups) values[part] = make_uint4(0, 0, 0, 0);
+                            store_shared(to + (a * COLUMNS + line) * LINE + (4 * g + part ^ line & 7) * 16, values[part]);
+                        }
                     }
                 }
                 stores_before_products();
@@ -245,10 +250,15 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
                 barrier_wait(full + 8 * stage, at / STAGES & 1);
                 // Rows of x were not copied by the copy engine.
                 stores_before_products();
-                const u64 left = swizzled(from + part * 64 * LINE), right = swizzled(from + SLICE_X);
                 products_begin();
 #pragma unroll
-                for (int k = 0; k < LINE / 32; ++k) Wgmma<D, COLUMNS>::of(d, left + 2 * k, right + 2 * k, s > 0 || k > 0);
+                for (int a = 0; a < ATOMS; ++a) {
+                    const u64 left = swizzled(from + (a * ROWS + part * 64) * LINE);
+                    const u64 right = swizzled(from + SLICE_X + a * COLUMNS * LINE);
+#pragma unroll
+                    for (int k = 0; k < LINE / 32; ++k)
+                        Wgmma<D, COLUMNS>::of(d, left + 2 * k, right + 2 * k, s > 0 || a > 0 || k > 0);
+                }
                 products_end();
                 // The slice before is multiplied now, and its place in the ring free.
                 products_wait<1>();

@@ -73,32 +73,37 @@ const TILE: usize = 64;
 const FEW_ROWS: usize = 32;
 const FEW_ROWS_OF_GROUP: usize = 4;
 
-/// How the kernel for Hopper divides its work: `CONSUMERS`, `COLUMNS`, `STAGES`, `RAW` and `DECODERS` of its text, and blocks of a
+/// How the kernel for Hopper divides its work: `CONSUMERS`, `COLUMNS`, `STAGES`, `ATOMS`, `RAW` and `DECODERS` of its text, and blocks of a
 /// multiprocessor.
 #[derive(Clone, Copy)]
 struct Tiling {
     consumers: usize,
     columns: usize,
     stages: usize,
+    atoms: usize,
     raw: usize,
     decoders: usize,
     per_processor: usize,
 }
 
 /// For weights that are read for few rows: much of them is on its way at a time.
-const STREAMING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, raw: 0, decoders: 0, per_processor: 2 };
+const STREAMING: Tiling =
+    Tiling { consumers: 1, columns: 128, stages: 4, atoms: 1, raw: 0, decoders: 0, per_processor: 2 };
 /// For many rows of each group: operands are read from L2 as few times as can be.
-const MULTIPLYING: Tiling = Tiling { consumers: 2, columns: 256, stages: 4, raw: 0, decoders: 0, per_processor: 1 };
+const MULTIPLYING: Tiling =
+    Tiling { consumers: 2, columns: 256, stages: 4, atoms: 1, raw: 0, decoders: 0, per_processor: 1 };
 /// Rows of a group, on average, from which on a tile of two consumers has few that are not there.
 const MANY_ROWS_OF_GROUP: usize = 96;
 /// The same for weights in blocks, whose decoding takes as long as their products, and rows of a group, on average, from which on two
 /// consumers share it.
-const DECODING: Tiling = Tiling { consumers: 1, columns: 128, stages: 4, raw: 2, decoders: 2, per_processor: 1 };
-const DECODING_MANY: Tiling = Tiling { consumers: 2, columns: 128, stages: 4, raw: 2, decoders: 1, per_processor: 1 };
+const DECODING: Tiling =
+    Tiling { consumers: 1, columns: 128, stages: 3, atoms: 2, raw: 2, decoders: 2, per_processor: 1 };
+const DECODING_MANY: Tiling =
+    Tiling { consumers: 2, columns: 128, stages: 4, atoms: 1, raw: 2, decoders: 1, per_processor: 1 };
 const MANY_ROWS_OF_BLOCKS: usize = 96;
 /// Rows of a group, on average, up to which weights in blocks are streamed.
-const FEW_ROWS_OF_BLOCKS: usize = 8;
-/// Columns of a slice of depth.
+const FEW_ROWS_OF_BLOCKS: usize = 4;
+/// Elements of depth of an atom of a slice.
 const SLICE: usize = 64;
 
 impl Tiling {
@@ -106,17 +111,18 @@ impl Tiling {
     fn shared(self, blocks: Option<BlockText>) -> usize {
         // An odd number of pieces of 16 bytes: `STRIDE` of the text.
         let chunk = blocks.map_or(0, |blocks| 16 * ((blocks.bytes + 30) / 16 | 1));
-        self.stages * (64 * self.consumers + self.columns) * SLICE * 2 + self.raw * self.columns * chunk + 1024
+        self.stages * self.atoms * (64 * self.consumers + self.columns) * SLICE * 2
+            + self.raw * self.columns * chunk
+            + 1024
     }
 
     /// The launch over so many rows, of groups' weights `w`, two of which are gated.
     fn launch(self, rows: usize, x: &CudaOperand, w: &CudaOperand, gathered: bool, gated: bool) -> DeviceAction {
         let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
         let blocks = w.format.as_ref().and_then(BlockText::find);
-        let numbers_of_text =
-            [self.consumers, self.columns, self.stages, groups, self.raw, self.decoders, self.per_processor];
-        let texts = numbers_of_text.map(|n| n.to_string());
-        let names = ["CONSUMERS", "COLUMNS", "STAGES", "GROUPS", "RAW", "DECODERS", "RESIDENT"];
+        let Self { consumers, columns: width, stages, atoms, raw, decoders, per_processor } = self;
+        let texts = [consumers, width, stages, atoms, groups, raw, decoders, per_processor].map(|n| n.to_string());
+        let names = ["CONSUMERS", "COLUMNS", "STAGES", "ATOMS", "GROUPS", "RAW", "DECODERS", "RESIDENT"];
         let mut defines = vec![("D", name(x.dtype)), ("GATHERED", flag(gathered)), ("BLOCKED", flag(blocks.is_some()))];
         defines.push(("GATED", flag(gated)));
         defines.extend(names.into_iter().zip(texts.iter().map(String::as_str)));
@@ -143,7 +149,8 @@ impl Tiling {
         DeviceAction::Launch {
             source: CudaSource::new(entry, &defines, text),
             grid: [tiles.min(PROCESSORS * self.per_processor) as u32, 1, 1],
-            threads: 128 * (self.consumers + 1 + self.decoders) as u32,
+            // One warpgroup copies, or two where weights are not copied by the copy engine.
+            threads: 128 * (self.consumers + 1 + usize::from(blocks.is_some()) + self.decoders) as u32,
             shared: self.shared(blocks) as u32,
             args,
             prefetched: Vec::new(),
