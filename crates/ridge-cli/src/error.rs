@@ -237,8 +237,12 @@ impl From<ridge::Error> for Error {
                     Smaller::Limit => "raise --gpu-memory, lower --context, or lower --chunk",
                     Smaller::Host => "raise --gpu-memory, or use a smaller model",
                 };
-                let limit = format!(", or keep weights in host memory with --gpu-memory {}GiB", available.0 >> 30);
-                let remedy = remedy.to_owned() + if or_on_host { &limit } else { "" };
+                let remedy = match available.0 >> 30 {
+                    gib @ 1.. if or_on_host => {
+                        format!("{remedy}, or keep weights in host memory with --gpu-memory {gib}GiB")
+                    }
+                    _ => remedy.to_owned(),
+                };
                 Self::Memory { what, needed, available, remedy }
             }
             ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is not a {wanted}")),
@@ -250,6 +254,27 @@ impl From<ridge::Error> for Error {
             ridge::Error::Runtime(error) => Self::Runtime(error),
             ridge::Error::Train(error) => Self::Train(error),
             error => Self::Ridge(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_hw::units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn a_limit_of_gpu_memory_is_suggested_in_whole_gibibytes() {
+        let said = |available: u64, or_on_host: bool| {
+            let (what, needed) = ("the weights", Bytes(1 << 40));
+            let smaller = Smaller::Model;
+            Error::from(ridge::Error::Memory { what, needed, available: Bytes(available), smaller, or_on_host })
+                .to_string()
+        };
+        assert!(said(5 << 29, true).contains("--gpu-memory 2GiB"), "{}", said(5 << 29, true));
+        for other in [said((1 << 30) - 1, true), said(5 << 29, false)] {
+            assert!(other.contains("--format q8_0") && !other.contains("--gpu-memory"), "{other}");
         }
     }
 }

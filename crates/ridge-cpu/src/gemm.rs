@@ -17,6 +17,7 @@ mod pack;
 mod tile_product;
 mod words;
 
+use block::Depth;
 pub(crate) use block::{Block, GemmRoom, Sums};
 pub(crate) use pack::Lines;
 pub(crate) use tile_product::TileProduct;
@@ -64,6 +65,8 @@ pub(crate) struct Gemm {
     packed: Side,
     /// How its lines are cut into pieces.
     group: Cut,
+    /// The parts of the inner extent that a block is packed for.
+    depths: Vec<Depth>,
 }
 
 /// A part of the inner extent: some of A, and of the B of each result.
@@ -130,7 +133,8 @@ impl Gemm {
         let columns: Vec<usize> = terms[0].b.iter().map(|b| b.lines.lines).collect();
         let packed = if columns.len() == 1 && columns[0] < rows { Side::B } else { Side::A };
         let (lines, unit) = if packed == Side::A { (rows, micro.rows) } else { (columns[0], micro.columns) };
-        let mut of = Self { terms, columns, micro, packed, group: Cut::new(lines, unit, GROUP) };
+        let (depths, group) = (block::depths(micro, &terms), Cut::new(lines, unit, GROUP));
+        let mut of = Self { terms, columns, micro, packed, group, depths };
         if of.pieces() < PIECES {
             of.group = Cut::new(lines, unit, SMALL_GROUP);
         }

@@ -5,10 +5,10 @@
 // How many spans there are at most is a number of the launch; how long they are follows from the token's position, so a
 // table wider than the sequence costs nothing. Groups of LANES lanes take a position each, and keep a running maximum,
 // sum and weighted values of their own, which are joined in a fixed order. Where a token has a selection of positions, those
-// take the place of all that it sees.
+// take the place of all that it sees, and a warp passes over those that are none.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
-// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; SELECTED, 0 or how many
-// positions `positions` selects for each token, below 0 for none; WIDE, elements of a lane's load; LANES of a position.
+// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; SELECTED, 0 or the
+// columns of the selection, which takes the place of `positions`; -1 is none; WIDE, elements of a lane's load; LANES of a position.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define MASKED -3.0e38f
@@ -144,6 +144,15 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
     for (int start = first; start < end; start += STEP) {
         Piece ks[AHEAD][CHUNKS], vs[AHEAD][CHUNKS];
         bool seen[AHEAD];
+#if SELECTED
+        bool some = false;
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const int nth = start + a * GROUPS + group, p = nth < end ? positions[token * SELECTED + nth] : -1;
+            some |= p >= 0 && p < n.v[2] * BLOCK;
+        }
+        if (!__any_sync(0xffffffffu, some)) continue;
+#endif
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             int p = start + a * GROUPS + group;

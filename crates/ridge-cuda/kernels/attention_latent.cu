@@ -6,9 +6,11 @@
 // cut into (`attention_join` of attention.cu puts spans together). It takes TILE rows at a time through two buffers in shared
 // memory. For the scores each warp multiplies a quarter of the elements by half of the rows, and the quarters are added up
 // while they are turned into weights, a row of heads to 16 lanes; for the values each warp makes an eighth of the elements.
-// Where a token has a selection of positions, those take the place of all that it sees.
+// Where a token has a selection of positions, those take the place of all that it sees, and tiles in which
+// none is seen are passed over.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 64; SHARE, query heads of a key head; BLOCK, tokens of
-// a cache block; SELECTED, 0 or how many positions `positions` selects for each token, below 0 for none. Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
+// a cache block; SELECTED, 0 or the columns of the selection, which takes the place of `positions`; -1 is none.
+// Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define TILE 64
 #define CHUNKS (DIM / 8)
@@ -105,10 +107,21 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
     float most = MASKED, total = 0.0f;
 
     for (int start = first, buffer = 0; start < end; start += TILE, buffer ^= 1) {
+#if SELECTED
+        bool some = false;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) some |= seen(start + column + i) >= 0;
+        copies_wait<0>();
+        some = __syncthreads_or(some);
+#else
         copies_wait<0>();
         __syncthreads();
+#endif
         if (start + TILE < end) fetch(start + TILE, buffer ^ 1);
         copies_end();
+#if SELECTED
+        if (!some) continue;
+#endif
         const u32 rows = buffers + buffer * BUFFER_BYTES;
         float score[4][4] = {};
 #pragma unroll

@@ -1,7 +1,7 @@
 //! Parameters: memory that outlives a step. Weights, optimiser states, accumulators, caches and derived copies are handled
 //! uniformly: found by name, read by some programs and updated by others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -212,8 +212,8 @@ pub(crate) struct ParamStore {
     params: Mutex<HashMap<ParamKey, Arc<Param>>>,
     /// Settled layouts, of each model. A parameter's may be known before it is loaded.
     pub(crate) layouts: Mutex<HashMap<Arc<str>, Layouts>>,
-    /// Parameters that are kept in memory of the host.
-    on_host: Mutex<HashSet<ParamKey>>,
+    /// Parameters that are kept in memory of the host, and whether they are weights or states.
+    on_host: Mutex<HashMap<ParamKey, ParamKind>>,
     /// Moves when any version does, or a parameter breaks: while it stands, nothing needs to be checked again.
     epoch: AtomicU64,
 }
@@ -235,14 +235,14 @@ impl ParamStore {
     }
 
     /// Has a parameter, which has no memory yet, kept in memory of the host.
-    pub(crate) fn keep_on_host(&self, model: &Arc<str>, name: &str) {
-        lock(&self.on_host).insert((Arc::clone(model), name.into()));
+    pub(crate) fn keep_on_host(&self, model: &Arc<str>, name: &str, kind: ParamKind) {
+        lock(&self.on_host).insert((Arc::clone(model), name.into()), kind);
     }
 
-    /// Is a parameter kept in memory of the host?
-    pub(crate) fn is_on_host(&self, model: &Arc<str>, name: &str) -> bool {
+    /// As what a parameter is kept in memory of the host; `None` where it is not.
+    pub(crate) fn on_host(&self, model: &Arc<str>, name: &str) -> Option<ParamKind> {
         let on_host = lock(&self.on_host);
-        !on_host.is_empty() && on_host.contains(&(Arc::clone(model), name.into()))
+        if on_host.is_empty() { None } else { on_host.get(&(Arc::clone(model), name.into())).copied() }
     }
 
     /// The parameters of a model.

@@ -81,7 +81,7 @@ impl Trainer {
         let fingerprint = prepared.corpus.fingerprint();
         let mut batches = Batches::new(&prepared.corpus, &settings.data, settings.train.seed)?;
         let mut session = Session::new(backend);
-        session.keep_on_host(prepared.step.on_host());
+        session.keep_states_on_host(prepared.step.on_host());
         let mut progress = RunProgress::default();
         match saved {
             Some(saved) => {

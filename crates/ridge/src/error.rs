@@ -30,7 +30,8 @@ pub enum Error {
         available: Bytes,
         /// What would need less.
         smaller: Smaller,
-        /// Would it fit with weights in memory of the host, for which [`Placement::gpu_memory`](crate::Placement) asks?
+        /// Can weights be kept in memory of the host instead, for which [`Placement::gpu_memory`](crate::Placement) asks? Whether
+        /// the rest would then fit is not known.
         or_on_host: bool,
     },
 

@@ -179,6 +179,10 @@ fn what_does_not_fit_is_said_with_what_would() {
         ("plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 100000", "does not fit: no sequence"),
         ("plan train Meta-Llama-3.1-405B.json --gpus 1 --tp 1", "does not fit"),
         ("plan fit Qwen3-30B-A3B.json --gpu-memory 1GiB", "does not fit: what stays on the GPU"),
+        (
+            "plan fit Qwen3-30B-A3B.json --gpu-memory 1GiB",
+            "may be allocated; raise --gpu-memory, or lower --context or --step-tokens",
+        ),
     ] {
         assert!(answer(line).contains(wanted), "{line}");
         if !line.starts_with("plan train") {
@@ -223,6 +227,16 @@ fn a_limit_of_gpu_memory_keeps_weights_in_host_memory() {
     assert_eq!(prompt["host_bytes_in_place"], 0);
     let text = String::from_utf8(ridge("plan fit Qwen3-30B-A3B.json --gpu-memory 24GiB").stdout).unwrap();
     assert!(text.contains("of weights (") && text.contains("host link"), "{text}");
+    // Caches of more sequences push weights off the GPU, until there is no room for them.
+    let line = "plan fit Qwen3-30B-A3B.json --context 16384 --gpu-memory 16GiB";
+    let plan = json(&format!("{line} --json"));
+    let on_host = |nth: usize| number(&plan["steps"][nth]["host_weight_bytes"]);
+    assert_eq!(on_host(0), number(&plan["host_weight_bytes"]));
+    assert!(on_host(1) >= on_host(0) + 3.0 * number(&plan["cache_bytes"]) * 0.8, "{} {}", on_host(0), on_host(1));
+    assert_eq!((&plan["steps"][1]["fits"], &plan["steps"][2]["fits"]), (&true.into(), &false.into()));
+    assert_eq!(on_host(3), on_host(0), "a prompt is one sequence");
+    let text = String::from_utf8(ridge(line).stdout).unwrap();
+    assert!(text.lines().any(|line| line.contains("each of 16") && line.contains("does not fit")), "{text}");
 }
 
 #[test]
@@ -278,6 +292,7 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan fit Qwen3-8B.json --gpu-memory 24", "add its unit, as in 64MiB"),
         ("plan fit Qwen3-8B.json --gpu-memory 0GiB", "must be above 0"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --tp 2", "plans are for one GPU"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --cache-bits 8", "the cache is planned in bf16"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --weights int4", "as the config publishes them"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --device B200", "give --host-link, such as 55GB/s"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --context 50000", "the longest is 40960"),

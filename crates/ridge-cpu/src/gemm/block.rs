@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::micro::{Ahead, MicroSession, PanelOfB};
+use super::micro::{Ahead, Micro, MicroSession, PanelOfB};
 use super::{BLOCK, Cut, Gemm, Side, Term};
 use crate::io::KernelIo;
 
@@ -59,13 +59,30 @@ impl Sums {
 const LARGEST_TILE: usize = 32 * 48;
 
 /// A part of the inner extent: some of the steps of a term, and the words that they take.
-struct Depth {
+pub(super) struct Depth {
     term: usize,
     steps: Range<usize>,
     words: Range<usize>,
     /// Words of the terms before, and of this one.
     before: usize,
     of_term: usize,
+}
+
+/// Parts of the inner extent, each within a term, of nearly as many words.
+pub(super) fn depths(micro: Micro, terms: &[Term]) -> Vec<Depth> {
+    let (mut before, mut depths) = (0, Vec::new());
+    let per = micro.words.steps();
+    for (term, Term { inner, .. }) in terms.iter().enumerate() {
+        let of_term = micro.words_of(*inner);
+        let cut = Cut::new(of_term, micro.together, DEPTH);
+        for part in 0..cut.count() {
+            let words = cut.range(part..part + 1);
+            let steps = (words.start * per).min(*inner)..(words.end * per).min(*inner);
+            depths.push(Depth { term, steps, words, before, of_term });
+        }
+        before += of_term;
+    }
+    depths
 }
 
 impl Gemm {
@@ -103,23 +120,6 @@ impl Gemm {
         [block * depth.next_multiple_of(self.micro.together), if in_place { LARGEST_TILE } else { block * lines }]
     }
 
-    /// Parts of the inner extent, each within a term, of nearly as many words.
-    fn depths(&self) -> Vec<Depth> {
-        let (micro, mut before, mut depths) = (self.micro, 0, Vec::new());
-        let per = micro.words.steps();
-        for (term, Term { inner, .. }) in self.terms.iter().enumerate() {
-            let of_term = micro.words_of(*inner);
-            let cut = Cut::new(of_term, micro.together, DEPTH);
-            for part in 0..cut.count() {
-                let words = cut.range(part..part + 1);
-                let steps = (words.start * per).min(*inner)..(words.end * per).min(*inner);
-                depths.push(Depth { term, steps, words, before, of_term });
-            }
-            before += of_term;
-        }
-        depths
-    }
-
     /// The block that piece `piece` belongs to: which result, and which lines of the operand that is packed where it is used.
     fn place(&self, piece: usize) -> (usize, Range<usize>) {
         let mut block = piece / self.group.count();
@@ -146,7 +146,7 @@ impl Gemm {
         place: impl Fn(&Block) -> Option<Sums>,
         mut finish: impl FnMut(&Block, Sums),
     ) {
-        let (session, depths) = (self.micro.begin(), self.depths());
+        let (session, depths) = (self.micro.begin(), &self.depths);
         let mut pieces = pieces;
         while !pieces.is_empty() {
             let (groups, first) = (self.group.count(), pieces.start % self.group.count());

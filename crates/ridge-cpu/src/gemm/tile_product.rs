@@ -41,7 +41,7 @@ impl TileProduct {
         self.pack(from, of, self.0.rows, inner, to);
     }
 
-    /// Packs rows of A that are computed in f32, `stride` apart: rounded to the dtype.
+    /// Packs rows of A that are computed in f32, `stride` apart: rounded to bf16 where pairs are multiplied.
     pub(crate) fn pack_computed(self, from: &[f32], rows: usize, stride: usize, inner: usize, to: &mut [u32]) {
         let of = Lines { lines: rows, line_stride: stride, step_stride: 1 };
         self.each_panel(of, self.0.rows, inner, to, |first, to| {

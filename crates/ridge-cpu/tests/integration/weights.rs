@@ -143,3 +143,17 @@ fn shares_of_ranks_are_kept_in_memory_of_the_host_too() {
     let buffer = session.state("weight").unwrap();
     assert_eq!(session.backend().read(&buffer).unwrap(), bytes);
 }
+
+/// A state is loaded where it is kept, by which the memory of the device and of the host is told apart.
+#[test]
+fn states_that_are_loaded_into_memory_of_the_host_are_counted_as_such() {
+    let cpu = ridge_cpu::Cpu::new(ridge_cpu::CpuOptions::default()).unwrap();
+    let mut session = ridge_runtime::Session::new(std::sync::Arc::new(cpu));
+    let ty = Type::tensor(DType::F32, [4]);
+    let bytes: Vec<u8> = (0..16).collect();
+    session.keep_states_on_host(["moment"]);
+    session.load("moment", &ty, vec![ridge_runtime::WeightData::Owned(bytes.clone())]).unwrap();
+    let live = session.backend().memory().live;
+    assert_eq!((live.get(ridge_runtime::MemoryOwner::HostStates), live.on_device()), (16, 0));
+    assert_eq!(session.backend().read(&session.state("moment").unwrap()).unwrap(), bytes);
+}

@@ -60,16 +60,6 @@ impl DeviceMemory {
         }
     }
 
-    /// The bytes, where they are memory of the host; the GPU must not write them meanwhile.
-    pub(crate) fn host_bytes(&self) -> Option<&[u8]> {
-        match (self.is_on_host, self.bytes) {
-            (false, _) => None,
-            (true, 0) => Some(&[]),
-            // SAFETY: page-locked memory of this length, at one address for host and GPU, that lives as long as `self`.
-            (true, bytes) => Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, bytes) }),
-        }
-    }
-
     /// The memory of `buffer`.
     ///
     /// # Errors

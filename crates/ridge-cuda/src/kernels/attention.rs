@@ -90,7 +90,7 @@ const SPANS: usize = 64;
 /// Blocks up to which a GPU has room for one head each.
 const FEW: usize = 264;
 /// Blocks beyond which the GPU is full without spans.
-const ENOUGH: usize = 528;
+pub(super) const ENOUGH: usize = 528;
 /// Tokens of a sequence from which on tiles are quicker.
 const MANY: usize = 8;
 /// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text of tiles.

@@ -198,7 +198,10 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let others = for_all(spec, [gathered, gated], half, blocks)?;
     let tiling = match blocks {
         _ if !half => return Ok(others),
-        Some(blocks) if rows <= FEW_ROWS_OF_BLOCKS * groups => return streamed_blocks(spec, [gathered, gated], blocks),
+        // Decoded values are rounded to the dtype of x, which the codes that are streamed are not.
+        Some(blocks) if rows <= FEW_ROWS_OF_BLOCKS * groups || w.shape[1] < linear_blocks::NARROW => {
+            return streamed_blocks(spec, [gathered, gated], blocks);
+        }
         Some(_) if rows >= MANY_ROWS_OF_BLOCKS * groups => DECODING_MANY,
         Some(_) => DECODING,
         None if rows <= FEW_ROWS => return Ok(others),

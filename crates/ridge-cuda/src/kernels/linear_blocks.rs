@@ -207,7 +207,7 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
 }
 
 /// Columns below which a row of results may cancel as a whole, so that its weights need more digits than x has.
-const NARROW: usize = 128;
+pub(super) const NARROW: usize = 128;
 
 /// Products of weights that are decoded to the dtype of x first: narrow ones of more digits in two parts, as a product of twice
 /// the depth.

@@ -4,7 +4,7 @@
 use ridge_graph::ops::{IndexTopK, PagedAttention, SelectedAttention};
 use ridge_graph::{DType, Function};
 
-use super::attention::{AttentionCall, MOST, set_shared};
+use super::attention::{AttentionCall, ENOUGH, MOST, set_shared};
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, grid, input, name, numbers, output,
@@ -14,10 +14,8 @@ pub(super) const INDEX: KernelText<'_> = KernelText::new(include_str!("../../ker
 
 /// Positions of a tile of scores, at most.
 const TILE: usize = 128;
-/// Bytes of shared memory that a block of scores has for queries and keys.
-const ROOM: usize = 96 << 10;
-/// Blocks that fill a GPU.
-const ENOUGH: usize = 528;
+/// Bytes of shared memory that a block of scores may have in all: 99 KB are the least of all GPUs from Ampere on.
+const ROOM: usize = 99 << 10;
 /// Heads are padded to a multiple of this: `GROUP` of the text.
 const GROUP: usize = 16;
 
@@ -53,10 +51,13 @@ fn tile_of(body: &Function) -> Option<usize> {
 }
 
 fn tile(heads: usize, dim: usize) -> Option<usize> {
-    let fits = |tile: &usize| shared_bytes(heads, dim, *tile) <= ROOM;
+    // Beside what a launch asks for, the text has a weight of each head.
+    let weights = heads.next_multiple_of(GROUP) * 4;
+    let fits = |tile: &usize| shared_bytes(heads, dim, *tile) + weights <= ROOM;
     [TILE, TILE / 2, TILE / 4].into_iter().find(fits).filter(|_| heads > 0 && dim > 0)
 }
 
+/// Bytes of queries and keys in f32.
 fn shared_bytes(heads: usize, dim: usize, tile: usize) -> usize {
     (dim * heads.next_multiple_of(GROUP) + tile * (dim | 1)) * 4
 }
@@ -83,9 +84,10 @@ fn index(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let n = || numbers(&[columns, table.shape[0], keys.shape[0]]);
     let scores = || LaunchArg::Pointer(OperandSlot::Scratch, 0);
     let width = columns * block;
-    let mut kernel = CudaKernel { scratch: tokens * width * 4, ..CudaKernel::default() };
+    let mut kernel = CudaKernel::default();
     // Where all positions are kept there is nothing to score.
     if width > op.top_k {
+        kernel.scratch = tokens * width * 4;
         let spans = ENOUGH.div_ceil(tokens.max(1)).min(width.div_ceil(tile)).max(1);
         let args = (0..6 + usize::from(scaled)).map(input).chain([scores(), n()]).collect();
         let source = CudaSource::new("index_scores", &defines, &INDEX);
@@ -111,4 +113,17 @@ fn selected_attention(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<SelectedAttention>().ok_or("no selected attention in the group")?;
     let plain = PagedAttention::new(op.scale, op.pairs.clone(), op.cached.clone());
     AttentionCall::new(spec, &plain, Some(spec.inputs[4].shape[1]))?.of_tokens(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_of_positions_fit_beside_the_queries_of_published_sizes() {
+        // DeepSeek V3.2 and GLM-5.
+        assert_eq!([tile(64, 128), tile(32, 128)], [Some(TILE); 2]);
+        assert_eq!(tile(128, 128), Some(TILE / 2), "queries alone take 64 KB");
+        assert_eq!(tile(256, 128), None, "queries alone take 128 KB");
+    }
 }

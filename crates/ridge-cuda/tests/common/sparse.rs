@@ -40,26 +40,38 @@ pub(crate) fn indices() -> Vec<KernelCase> {
     cases
 }
 
-/// Attention to selections that are full, partly empty and without any position.
+/// Attention to selections that are full, partly empty and without any position, with a whole tile of none between others, and
+/// with a position beyond the table.
 pub(crate) fn selections() -> Vec<KernelCase> {
     let (mut cases, mut rng) = (Vec::new(), Rng::new(5));
     for (dtype, cache) in [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::BF16, DType::F32)] {
         for (dim, heads, keys, sides, count) in [(576, 20, 1, 1, 300), (64, 16, 1, 1, 64), (96, 6, 2, 2, 130)] {
             for (sequences, padding, spare) in STEPS {
                 let step = Step::new(sequences, padding, spare);
-                let tokens = step.ids.shape[0];
+                let (tokens, beyond) = (step.ids.shape[0], step.table.shape[1] * 16);
                 let mut selected = Vec::with_capacity(tokens * count);
                 for (token, position) in step.positions.ints().iter().enumerate() {
                     let seen = *position as usize + 1;
                     // Every so many positions from a random one on, ascending; nothing of every seventh token.
-                    let (start, stride) = (rng.below(seen), 1 + seen / (2 * count));
+                    let (mut start, stride) = (rng.below(seen), 1 + seen / (2 * count));
+                    // Of every third token, from the first on, so that there are some on both sides of the gap.
+                    let gap = token % 3 == 0 && count > 128;
+                    start *= usize::from(!gap);
                     let of_token = (start..seen).step_by(stride).take(if token % 7 == 6 { 0 } else { count });
                     selected.extend(of_token.map(|position| position as i64));
                     selected.resize((token + 1) * count, -1);
+                    let of_token = &mut selected[token * count..];
+                    if gap {
+                        of_token[64..128].fill(-1);
+                    }
+                    if token % 2 == 1 {
+                        of_token[count / 2] = beyond as i64;
+                    }
                 }
                 let selected = Tensor::int(DType::I32, &[tokens, count], selected);
                 let op = SelectedAttention {
                     scale: 1.0 / (dim as f64).sqrt(),
+                    top_k: count,
                     pairs: Sym::new("pairs"),
                     cached: Sym::new("cached"),
                 };

@@ -21,20 +21,22 @@ use crate::work::{AttentionWork, Work};
 /// Attention of each token to the positions `selected[t]` of its own sequence, computed in f32.
 ///
 /// `q`, `kv`, `block_table` and `seq_ids` as in [`PagedAttention`](super::PagedAttention); `selected`: i32
-/// `[tokens, selected]`, different positions in any order, as [`IndexTopK`](super::IndexTopK) gives them; negative for none.
+/// `[tokens, top_k]`, different positions in any order, as [`IndexTopK`](super::IndexTopK) gives them; negative for none.
 /// Positions beyond the table are not seen. A cache of i8 has its scales behind them. Gives the type of `q`; the output of
 /// padding, and of a token without positions, is zero.
 #[derive(Clone, Debug)]
 pub struct SelectedAttention {
     /// Factor of the scores.
     pub scale: f64,
+    /// Columns of `selected`: a token attends to so many positions at most.
+    pub top_k: usize,
     /// The step's number of (query, selected key) pairs, for the cost alone.
     pub pairs: Sym,
     /// Tokens of the cache that the step reads, for the cost alone.
     pub cached: Sym,
 }
 
-eq_by_bits!(SelectedAttention { scale; pairs, cached });
+eq_by_bits!(SelectedAttention { scale; top_k, pairs, cached });
 
 impl Composite for SelectedAttention {
     fn name(&self) -> &'static str {
@@ -55,7 +57,7 @@ impl Composite for SelectedAttention {
             return Err(format!("block_table must be i32[sequences, blocks], got {table}"));
         }
         want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
-        want("selected", selected, DType::I32, [&q.shape.0[0], &selected.shape.last()])?;
+        want("selected", selected, DType::I32, [&q.shape.0[0], &self.top_k.into()])?;
         super::kv_write::want_scales(kv, scales)?;
         Ok(vec![q.clone()])
     }
@@ -117,6 +119,7 @@ impl Composite for SelectedAttention {
         Work::Attention(AttentionWork {
             pairs: vec![self.pairs.clone()],
             cached: vec![self.cached.clone()],
+            window: Some(self.top_k),
             ..AttentionWork::default()
         })
     }
@@ -176,6 +179,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let cache = [step.blocks, sides, kv_heads, block_size, dim];
         let op = SelectedAttention {
             scale: 1.0 / (dim as f64).sqrt(),
+            top_k: selected,
             pairs: Sym::new("pairs"),
             cached: Sym::new("cached"),
         };

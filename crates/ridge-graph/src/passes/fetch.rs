@@ -4,8 +4,9 @@
 //!
 //! The link between host and device is some sixty times slower than the memory of a GPU, so what counts is how many bytes cross
 //! it in a step. A stack of experts is read in place by steps of few tokens, which reach few of its experts; for more tokens all of
-//! it is copied. A matrix crosses the link whole in every step, and is always copied, so that it crosses while the call before its
-//! reader is computed. An embedding is read in place, a row for each token.
+//! it is copied, and always where its format is one that backends decode as a whole. A matrix crosses the link whole in every step,
+//! and is always copied, so that it crosses while the call before its reader is computed. A plain embedding is read in place, a
+//! row for each token; one in a storage format, which is decoded as a whole, stays on the device.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use super::order::Draft;
 use crate::dim::{Bindings, Dim, Sym};
 use crate::error::Result;
+use crate::format::{Mxfp4, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, ScaledFormat};
 use crate::graph::{Function, Graph, Node, Op, Role, Var};
 use crate::ops::{Embedding, GroupedLinear, Linear, LinearGroup};
 use crate::poly::Poly;
@@ -21,7 +23,8 @@ use crate::prim::{Fetch, Prim};
 use crate::types::Type;
 
 /// Rows for each expert, on average, up to which experts are read in place. At two, chance leaves a share of `exp(-2)`, a
-/// seventh, of the experts without a row; and groups still fit into one tile of rows, so that each weight is read once.
+/// seventh, of the experts without a row; and few of the others have more than eight rows, so that few weights are read again:
+/// kernels read those of an expert once for up to eight of its rows, and again for each eight more.
 const ROWS_OF_EXPERT: usize = 2;
 
 /// Matrices below this share of the largest weight stay on the device: routers, and projections to few heads. They would free
@@ -65,13 +68,14 @@ enum Reader {
 }
 
 impl Reader {
-    /// When the weight is copied to the device; `None` where it never is.
-    fn fetch(&self) -> Option<Fetch> {
+    /// When the weight, of `ty`, is copied to the device; `None` where it never is.
+    fn fetch(&self, ty: &Type) -> Option<Fetch> {
         match self {
             Self::Lookup { .. } => None,
             Self::Product => Some(Fetch { rows: 0.into(), in_place: 0, reached: None }),
             Self::Groups { rows, groups, reached } => {
-                Some(Fetch { rows: rows.clone(), in_place: ROWS_OF_EXPERT * groups, reached: Some(reached.clone()) })
+                let in_place = if is_read_by_group(ty) { ROWS_OF_EXPERT * groups } else { 0 };
+                Some(Fetch { rows: rows.clone(), in_place, reached: Some(reached.clone()) })
             }
         }
     }
@@ -80,10 +84,26 @@ impl Reader {
     fn token_bytes(&self, ty: &Type, bytes: u64) -> u64 {
         match self {
             Self::Lookup { rows } => of_parts(bytes, of_one(rows), ty.shape.0[0].as_const().unwrap_or(1)),
-            Self::Product => bytes,
-            Self::Groups { rows, groups, .. } => of_parts(bytes, of_one(rows), *groups),
+            Self::Groups { rows, groups, .. } if is_read_by_group(ty) => of_parts(bytes, of_one(rows), *groups),
+            Self::Product | Self::Groups { .. } => bytes,
         }
     }
+}
+
+/// Do the kernels that multiply groups of rows read a stack of matrices of `ty` as it is stored, each matrix by itself? A stack of
+/// any other format is decoded as a whole ahead of them.
+fn is_read_by_group(ty: &Type) -> bool {
+    let Some(format) = &ty.format else { return true };
+    format.downcast::<ScaledFormat>().is_some()
+        || format.downcast::<Q8_0>().is_some()
+        || format.downcast::<Q4_0>().is_some()
+        || format.downcast::<Q4_1>().is_some()
+        || format.downcast::<Q5_0>().is_some()
+        || format.downcast::<Q5_1>().is_some()
+        || format.downcast::<Mxfp4>().is_some()
+        || format.downcast::<Q4K>().is_some()
+        || format.downcast::<Q5K>().is_some()
+        || format.downcast::<Q6K>().is_some()
 }
 
 /// `bytes` of `count` of `all` equal parts.
@@ -146,7 +166,7 @@ struct ReadWeight {
     reader: Reader,
 }
 
-/// The weights of `graph` that may be kept in memory of the host: experts and matrices of calls, and embeddings.
+/// The weights of `graph` that may be kept in memory of the host: experts and matrices of calls, and plain embeddings.
 fn read_weights(graph: &Graph) -> Vec<ReadWeight> {
     let main = graph.main();
     let of = |arg: usize| {
@@ -154,8 +174,12 @@ fn read_weights(graph: &Graph) -> Vec<ReadWeight> {
         let (node, at) = all.next()?;
         let reader = reader(graph, main, &main.nodes[node], at).filter(|_| all.next().is_none())?;
         // A matrix that main multiplies by itself is the output projection, which each step reads whole.
-        let in_call = matches!(main.nodes[node].op, Op::Call(_));
-        (in_call || matches!(reader, Reader::Lookup { .. })).then_some(ReadWeight { arg, node, at, reader })
+        let may_leave = match reader {
+            // A table in a format is decoded as a whole for each step.
+            Reader::Lookup { .. } => main.args[arg].ty.format.is_none(),
+            Reader::Product | Reader::Groups { .. } => matches!(main.nodes[node].op, Op::Call(_)),
+        };
+        may_leave.then_some(ReadWeight { arg, node, at, reader })
     };
     (0..main.args.len()).filter(|arg| main.args[*arg].role == Role::Weight).filter_map(of).collect()
 }
@@ -192,7 +216,8 @@ pub fn fetch_weights(graph: &mut Graph, names: &BTreeSet<String>) {
     let mut places = Vec::new();
     let known = main.nodes.len();
     for ReadWeight { arg, node, at, reader } in read_weights(graph) {
-        let Some(fetch) = reader.fetch().filter(|_| names.contains(&*main.args[arg].name)) else { continue };
+        let fetch = reader.fetch(&main.args[arg].ty).filter(|_| names.contains(&*main.args[arg].name));
+        let Some(fetch) = fetch else { continue };
         let parameter = main.nodes[node].inputs[at];
         let (op, scope) = (Op::Prim(Prim::Fetch(fetch)), Arc::clone(&main.args[arg].name));
         let fetched =

@@ -16,7 +16,7 @@ impl Prim {
             | Self::Broadcast(_)
             | Self::Component(_)
             | Self::StateRead
-            // Whether it copies depends on the step's extents: `passes::host_bytes` counts what the link carries.
+            // Whether it copies depends on the step's extents: `passes::host_traffic` counts what the link carries.
             | Self::Fetch(_) => return Cost::default(),
             _ => Cost::moving(inputs, outputs),
         };

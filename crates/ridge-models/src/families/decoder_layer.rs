@@ -292,7 +292,7 @@ impl DecoderLayer<'_> {
         let cache = write_cache(g, KV, &new, None, self.options)?;
         let step = StepInputs::ask(g)?;
         let (pairs, cached) = attention_symbols(Some(top_k));
-        let op = SelectedAttention { scale: scores.scale, pairs, cached };
+        let op = SelectedAttention { scale: scores.scale, top_k, pairs, cached };
         let a = g.selected_attention(q, &cache, [step.block_table, step.seq_ids, selected], op)?;
         self.join_heads(g, a)
     }

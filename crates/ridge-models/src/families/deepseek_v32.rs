@@ -26,6 +26,8 @@ pub(super) fn read(f: &mut Fields<'_>) -> Result<DeepseekConfig> {
 /// A V3 with an indexer, which turns neighbours as said if the file does not say.
 pub(super) fn read_sparse(f: &mut Fields<'_>, interleaved: bool) -> Result<DeepseekConfig> {
     f.must_be("rope_interleave", true)?;
+    // The defaults of V3 are others.
+    f.needs(&["routed_scaling_factor", "first_k_dense_replace", "n_shared_experts"])?;
     let indexer = IndexerConfig::read(f, interleaved)?;
     let mut config = DeepseekConfig::read_v3(f)?;
     config.latent.indexer = Some(indexer);

@@ -33,26 +33,27 @@ pub(super) fn read(f: &mut Fields<'_>) -> Result<DeepseekConfig> {
 /// Which layers take the selection of another: as `indexer_types` lists, or the letters of `index_topk_pattern`; else all but
 /// every `index_topk_freq`th behind `index_skip_topk_offset`.
 fn read_sharing(f: &mut Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+    let (types, pattern, skip) = ("indexer_types", "index_topk_pattern", "index_skip_topk_offset");
     let every = f.count("index_topk_freq")?.unwrap_or(1).max(1) as usize;
-    let offset = f.count("index_skip_topk_offset")?.unwrap_or(2) as usize;
-    let (types, pattern) = ("indexer_types", "index_topk_pattern");
+    let offset = f.count(skip)?.unwrap_or(2) as usize;
     let letters = f.optional::<&str>(pattern)?.map(|letters| letters.split("").filter(|s| !s.is_empty()).collect());
     let (key, names) = match f.optional::<Vec<&str>>(types)? {
         Some(names) => (types, Some(names)),
-        None => (pattern, letters),
+        None if letters.is_some() => (pattern, letters),
+        None => (skip, None),
     };
-    let Some(names) = names else {
-        return Ok((0..layers).map(|layer| (layer + 1).saturating_sub(offset) % every != 0).collect());
-    };
-    if names.len() != layers {
-        return Err(f.wrong(key, format!("is of {} layers and not of {layers}", names.len()), REMEDY));
-    }
     let shares = |name: &&str| match *name {
         "full" | "F" => Ok(false),
         "shared" | "S" => Ok(true),
         _ => Err(f.wrong(key, format!("has {name:?}, which is not supported"), REMEDY)),
     };
-    let sharing = names.iter().map(shares).collect::<Result<Vec<bool>>>()?;
+    let sharing = match names {
+        None => (0..layers).map(|layer| (layer + 1).saturating_sub(offset) % every != 0).collect(),
+        Some(names) if names.len() != layers => {
+            return Err(f.wrong(key, format!("is of {} layers and not of {layers}", names.len()), REMEDY));
+        }
+        Some(names) => names.iter().map(shares).collect::<Result<Vec<bool>>>()?,
+    };
     match sharing.first() {
         Some(true) => Err(f.wrong(key, "lets the first layer share a selection that no layer before it makes", REMEDY)),
         _ => Ok(sharing),

@@ -2,7 +2,7 @@
 //! a cache of their own, whose scores select the tokens that a layer attends to.
 //!
 //! The released code of DeepSeek-V3.2 rotates queries and keys by a Hadamard matrix and rounds them to f8, which here they
-//! are not: the rotation changes no product, and it is there for the rounding. So does transformers.
+//! are not: the rotation changes no product, and it is there for the rounding. transformers leaves both out too.
 
 use ridge_graph::ops::IndexTopK;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Var};

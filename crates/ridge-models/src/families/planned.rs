@@ -1,18 +1,14 @@
 //! Graphs for plans alone; see [`PlannedConfig`]. Layers are made of the blocks that other families use, and of latent
 //! attention.
 
-use ridge_graph::ops::PagedAttention;
 use ridge_graph::ops::planned::{Indexer, LatentAttention};
 use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, squared_mlp, weight};
+use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, weight};
 use super::experts::experts;
-use super::planned_config::{Channel, LatentConfig, LayerKind, Mixer, PlannedConfig};
-use super::tensors::{LLAMA_TENSORS, QKV};
-use crate::model::{
-    BuildOptions, CacheRows, KV, Model, StepInputs, attend_cached, attention_symbols, cache_states, finish_decoder,
-    history_group, kv_bytes, symbols,
-};
+use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
+use super::tensors::LLAMA_TENSORS;
+use crate::model::{BuildOptions, Model, StepInputs, attention_symbols, finish_decoder, history_group, symbols};
 use crate::module::{Module, StateGroup};
 
 impl PlannedConfig {
@@ -44,12 +40,7 @@ impl PlannedConfig {
                             Type::tensor(options.activations, [Dim::sym(symbols::TOKENS), c.hidden_size.into()]),
                         );
                         let row = Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]);
-                        let at = PlannedLayer {
-                            config: self,
-                            options,
-                            positions: g.arg("positions", row.clone()),
-                            slots: g.arg("slots", row),
-                        };
+                        let at = PlannedLayer { config: self, options, positions: g.arg("positions", row) };
                         Ok(vec![at.build(g, x, *kind)?])
                     })?;
                     functions.push((*kind, built));
@@ -57,14 +48,14 @@ impl PlannedConfig {
                 }
             };
             let scope = format!("{}.{index}", names.layers);
-            if let Some(mixer) = kind.0 {
-                let at = groups.iter().position(|(m, _)| *m == mixer).unwrap_or(groups.len());
-                if at == groups.len() {
-                    groups.push((mixer, self.empty_group(mixer)));
-                }
-                self.add_states(&mut groups[at].1, mixer, &scope, options);
+            let at = groups.iter().position(|(mixer, _)| *mixer == kind.0).unwrap_or(groups.len());
+            if at == groups.len() {
+                groups.push((kind.0, empty_group()));
             }
-            x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots]))?[0];
+            let width = self.latent_width(kind.0 == Mixer::SharingLatent);
+            groups[at].1.states.push(format!("{scope}.self_attn.latent"));
+            groups[at].1.bytes_per_token += width * options.cache.size_bytes();
+            x = g.scoped(&scope, |g| g.call(function, &[x, positions]))?[0];
         }
         let norm = NormKind::Rms(c.norm_eps);
         x = norm.apply(&mut g, names.norm.scope, x)?;
@@ -98,44 +89,26 @@ impl PlannedConfig {
 
     /// Elements of a row of the latent cache of a layer, which has an indexer's key unless it is `sharing` another's choice.
     fn latent_width(&self, sharing: bool) -> usize {
-        let key = |l: &LatentConfig| l.index.filter(|_| !sharing).map_or(0, |(_, dim, _)| dim);
-        self.latent.map_or(0, |l| l.kv_rank + l.rope + key(&l))
-    }
-
-    fn empty_group(&self, mixer: Mixer) -> StateGroup {
-        let heads = match mixer {
-            Mixer::Attention => self.decoder.num_key_value_heads,
-            Mixer::Latent | Mixer::SharingLatent => 1,
-        };
-        StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window: None, heads }
-    }
-
-    fn add_states(&self, group: &mut StateGroup, mixer: Mixer, scope: &str, options: &BuildOptions) {
-        match mixer {
-            Mixer::Attention => {
-                group.states.extend(cache_states(&format!("{scope}.self_attn.{KV}"), options));
-                group.bytes_per_token +=
-                    kv_bytes([2, self.decoder.num_key_value_heads, self.decoder.head_dim], options);
-            }
-            Mixer::Latent | Mixer::SharingLatent => {
-                group.states.push(format!("{scope}.self_attn.latent"));
-                group.bytes_per_token += self.latent_width(mixer == Mixer::SharingLatent) * options.cache.size_bytes();
-            }
-        }
+        let l = &self.latent;
+        l.kv_rank + l.rope + l.index.filter(|_| !sharing).map_or(0, |(_, dim, _)| dim)
     }
 }
 
+/// Of latents, which all heads share.
+fn empty_group() -> StateGroup {
+    StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window: None, heads: 1 }
+}
+
 fn name_of((mixer, channel): LayerKind) -> String {
-    let mixer = mixer.map(|m| match m {
-        Mixer::Attention => "attention",
+    let mixer = match mixer {
         Mixer::Latent => "latent",
         Mixer::SharingLatent => "sharing_latent",
-    });
-    let channel = channel.map(|c| match c {
+    };
+    let channel = match channel {
         Channel::Gated => "dense",
         Channel::Experts => "experts",
-    });
-    [mixer, channel].into_iter().flatten().chain(["layer"]).collect::<Vec<_>>().join("_")
+    };
+    format!("{mixer}_{channel}_layer")
 }
 
 /// Where and how a layer is built.
@@ -143,7 +116,6 @@ struct PlannedLayer<'a> {
     config: &'a PlannedConfig,
     options: &'a BuildOptions,
     positions: Var,
-    slots: Var,
 }
 
 impl PlannedLayer<'_> {
@@ -152,27 +124,17 @@ impl PlannedLayer<'_> {
     }
 
     /// `x`, `[tokens, hidden]`, to the next.
-    fn build(&self, g: &mut Builder, mut x: Var, (mixer, channel): LayerKind) -> GraphResult<Var> {
-        let alone = mixer.is_none() || channel.is_none();
-        if let Some(mixer) = mixer {
-            let h = self.norm().apply(g, if alone { "norm" } else { "input_layernorm" }, x)?;
-            let h = match mixer {
-                Mixer::Attention => g.scoped("self_attn", |g| self.attention(g, h)),
-                Mixer::Latent => g.scoped("self_attn", |g| self.latent(g, h, false)),
-                Mixer::SharingLatent => g.scoped("self_attn", |g| self.latent(g, h, true)),
-            }?;
-            x = g.add(x, h)?;
-        }
-        if let Some(channel) = channel {
-            let h = self.norm().apply(g, if alone { "norm" } else { "post_attention_layernorm" }, x)?;
-            let inner = self.config.decoder.intermediate_size;
-            let h = g.scoped("mlp", |g| match channel {
-                Channel::Gated => gated_mlp(g, h, inner, MlpGate::Silu, false),
-                Channel::Experts => self.experts(g, h),
-            })?;
-            x = g.add(x, h)?;
-        }
-        Ok(x)
+    fn build(&self, g: &mut Builder, x: Var, (mixer, channel): LayerKind) -> GraphResult<Var> {
+        let h = self.norm().apply(g, "input_layernorm", x)?;
+        let h = g.scoped("self_attn", |g| self.latent(g, h, mixer == Mixer::SharingLatent))?;
+        let x = g.add(x, h)?;
+        let h = self.norm().apply(g, "post_attention_layernorm", x)?;
+        let inner = self.config.decoder.intermediate_size;
+        let h = g.scoped("mlp", |g| match channel {
+            Channel::Gated => gated_mlp(g, h, inner, MlpGate::Silu, false),
+            Channel::Experts => self.experts(g, h),
+        })?;
+        g.add(x, h)
     }
 
     fn heads(g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
@@ -186,33 +148,9 @@ impl PlannedLayer<'_> {
         g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
     }
 
-    fn attention(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let c = &self.config.decoder;
-        let mut qkv = [x; 3];
-        let counts = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
-        for ((name, heads), y) in QKV.into_iter().zip(counts).zip(&mut qkv) {
-            let flat = linear(g, name, x, heads * c.head_dim, false)?;
-            *y = Self::heads(g, flat, heads)?;
-        }
-        let [mut q, mut k, v] = qkv;
-        if self.config.qk_norm {
-            (q, k) = (self.norm().apply(g, "q_norm", q)?, self.norm().apply(g, "k_norm", k)?);
-        }
-        if let Some(config) = &c.rope {
-            let turn = rope(config, self.options.context.unwrap_or_else(|| c.max_context()));
-            (q, k) = (g.rope(q, self.positions, &turn)?, g.rope(k, self.positions, &turn)?);
-        }
-        let (pairs, cached) = attention_symbols(None);
-        let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
-        let cache = CacheRows { rows: &[k, v], slots: self.slots, shape: [2, c.num_key_value_heads, c.head_dim] };
-        let a = attend_cached(g, q, &cache, self.positions, &[], op, self.options)?;
-        let a = Self::flat(g, a)?;
-        linear(g, "o_proj", a, c.hidden_size, false)
-    }
-
     fn latent(&self, g: &mut Builder, x: Var, sharing: bool) -> GraphResult<Var> {
         let c = &self.config.decoder;
-        let Some(l) = self.config.latent else { return Ok(x) };
+        let l = &self.config.latent;
         let (heads, head) = (c.num_attention_heads, l.nope + l.rope);
         let turn = |g: &mut Builder, x: Var| match &c.rope {
             Some(config) => {
@@ -281,15 +219,12 @@ impl PlannedLayer<'_> {
     }
 
     fn experts(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let Some(e) = &self.config.experts else { return Ok(x) };
+        let e = &self.config.experts;
         let y = experts(g, x, e)?;
         if e.shared_size == 0 {
             return Ok(y);
         }
-        let all = g.scoped("shared_experts", |g| match e.gated {
-            true => gated_mlp(g, x, e.shared_size, MlpGate::Silu, false),
-            false => squared_mlp(g, x, e.shared_size),
-        })?;
+        let all = g.scoped("shared_experts", |g| gated_mlp(g, x, e.shared_size, MlpGate::Silu, false))?;
         g.add(y, all)
     }
 }

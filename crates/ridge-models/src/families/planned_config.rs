@@ -1,5 +1,5 @@
-//! Configurations of graphs for plans alone: of latent attention as other programs serve it, who expand the cache for prompts and
-//! cut its heads over ranks. The rule of every configuration holds: what is read is understood, the rest is refused.
+//! Configurations of graphs for plans alone: of latent attention as other programs serve it, which expand the cache for prompts
+//! and cut its heads over ranks. The rule of every configuration holds: what is read is understood, the rest is refused.
 
 use super::deepseek::DeepseekConfig;
 use super::experts::{ExpertsConfig, MAX_SIZE};
@@ -9,8 +9,6 @@ use crate::error::Result;
 /// What a layer does with the tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mixer {
-    /// Grouped-query attention, with norms of queries and keys where `qk_norm` says.
-    Attention,
     /// Multi-head latent attention.
     Latent,
     /// The same, to the tokens that an earlier layer's indexer selects.
@@ -26,8 +24,8 @@ pub enum Channel {
     Experts,
 }
 
-/// A layer: one of both halves or both.
-pub type LayerKind = (Option<Mixer>, Option<Channel>);
+/// A layer: its two halves.
+pub type LayerKind = (Mixer, Channel);
 
 /// Latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +53,10 @@ pub struct PlannedConfig {
     pub decoder: DecoderConfig,
     /// The layers in order.
     pub layers: Vec<LayerKind>,
-    /// Are queries and keys normalised, head by head?
-    pub qk_norm: bool,
-    /// Where a layer has [`Channel::Experts`].
-    pub experts: Option<ExpertsConfig>,
-    /// Where a layer has [`Mixer::Latent`].
-    pub latent: Option<LatentConfig>,
+    /// Of layers with [`Channel::Experts`].
+    pub experts: ExpertsConfig,
+    /// Attention of every layer.
+    pub latent: LatentConfig,
 }
 
 /// The configuration for plans of `family`, whose own is read by `read`.
@@ -75,7 +71,7 @@ pub(super) fn read_latent(
     let layers = (0..config.num_hidden_layers).map(|layer| {
         let mixer = if config.shares(layer) { Mixer::SharingLatent } else { Mixer::Latent };
         let channel = if layer < config.dense_layers { Channel::Gated } else { Channel::Experts };
-        (Some(mixer), Some(channel))
+        (mixer, channel)
     });
     let layers = layers.collect();
     let DeepseekConfig { mut decoder, latent: l, experts, .. } = config;
@@ -89,5 +85,5 @@ pub(super) fn read_latent(
     };
     decoder.num_key_value_heads = heads_of_keys.unwrap_or(decoder.num_attention_heads);
     decoder.head_dim = l.nope + l.rope;
-    Ok(PlannedConfig { family, decoder, layers, qk_norm: false, experts: Some(experts), latent: Some(latent) })
+    Ok(PlannedConfig { family, decoder, layers, experts, latent })
 }

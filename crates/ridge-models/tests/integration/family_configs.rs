@@ -236,6 +236,8 @@ fn defaults_that_differ_between_versions_are_not_guessed() {
         ("mistral", &["num_key_value_heads"]),
         ("qwen2", &["num_key_value_heads"]),
         ("qwen3", &["num_key_value_heads", "head_dim"]),
+        ("deepseek_v32", &["routed_scaling_factor", "first_k_dense_replace", "n_shared_experts"]),
+        ("glm_moe_dsa", &["routed_scaling_factor", "first_k_dense_replace", "n_shared_experts"]),
     ] {
         for key in keys {
             let message = without(name, key).unwrap_err();
@@ -353,6 +355,11 @@ fn layers_of_sparse_attention_are_as_one_spells_them() {
     let message = refused("glm_moe_dsa", json!({"indexer_types": ["shared", "full", "full"]}));
     assert!(message.starts_with("config.json: indexer_types = "), "{message}");
     assert!(message.contains("lets the first layer share a selection"), "{message}");
+    let schedule = json!({"indexer_types": null, "index_topk_freq": 2, "index_skip_topk_offset": 0});
+    let message = refused("glm_moe_dsa", schedule);
+    assert!(message.starts_with("config.json: index_skip_topk_offset = 0 lets the first layer share"), "{message}");
+    let every = json!({"indexer_types": null, "index_topk_freq": 1, "index_skip_topk_offset": 0});
+    assert_eq!(glm(every), all, "no layer shares");
     let message = refused("glm_moe_dsa", json!({"indexer_types": ["full", "full"]}));
     assert!(message.contains("is of 2 layers and not of 3"), "{message}");
     let message = refused("deepseek_v32", json!({"mlp_layer_types": ["sparse", "sparse"]}));

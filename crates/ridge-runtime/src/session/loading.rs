@@ -7,7 +7,7 @@ use ridge_graph::{Bindings, Type};
 
 use super::{Session, named};
 use crate::backend::{Backend, Buffer, WeightData};
-use crate::error::Result;
+use crate::error::{Result, RuntimeError};
 use crate::launches::component_offsets;
 use crate::param::{Param, ParamKind, lock};
 
@@ -77,23 +77,38 @@ impl Session {
         Ok(())
     }
 
-    /// Has these parameters, which have no memory yet, kept in memory of the host, where steps read and write them: weights and
-    /// optimiser states that the device has no room for. A weight is on the device while it is loaded.
+    /// Has these weights, which have no memory yet, kept in memory of the host, where steps read them: those that the device has no
+    /// room for. A weight is on the device while it is loaded.
     pub fn keep_on_host<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
-        names.into_iter().for_each(|name| self.store.keep_on_host(&self.model, name));
+        names.into_iter().for_each(|name| self.store.keep_on_host(&self.model, name, ParamKind::Weight));
+    }
+
+    /// Has these states, which have no memory yet and are stored plainly, kept in memory of the host, where steps read and write
+    /// them: those of optimisers that the device has no room for. They are loaded there, and never take memory of the device.
+    pub fn keep_states_on_host<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        names.into_iter().for_each(|name| self.store.keep_on_host(&self.model, name, ParamKind::State));
     }
 
     /// Zeroed memory for a parameter, where it is kept.
     pub(super) fn allocate(&self, kind: &'static str, name: &str, bytes: usize) -> Result<Buffer> {
-        let allocated = match self.store.is_on_host(&self.model, name) {
-            true => self.backend.allocate_on_host(bytes),
-            false => self.backend.allocate(bytes),
+        let allocated = match self.store.on_host(&self.model, name) {
+            Some(_) => self.backend.allocate_on_host(bytes),
+            None => self.backend.allocate(bytes),
         };
         allocated.map_err(|e| named(kind, name, &e))
     }
 
-    /// Uploads a weight in its settled layout to where it is kept.
+    /// Uploads a weight in its settled layout to where it is kept, or a state as it is to memory of the host.
     fn upload(&self, name: &str, ty: &Type, given: GivenWeight, layout: Option<&Layout>) -> Result<Buffer> {
+        if self.store.on_host(&self.model, name) == Some(ParamKind::State) {
+            let GivenWeight::Whole(parts) = &given else {
+                let why = "is a state in memory of the host, which has no shares of ranks; load it whole".into();
+                return Err(RuntimeError::Argument { kind: "parameter", name: name.into(), why });
+            };
+            let buffer = self.allocate("state", name, component_offsets(ty, &Bindings::new())?.1)?;
+            self.overwrite(&Param::new(name, ty, ParamKind::State, buffer.clone()), &buffer, ty, parts)?;
+            return Ok(buffer);
+        }
         let uploaded = match given {
             GivenWeight::Whole(parts) => self.backend.upload(ty, parts),
             GivenWeight::Shares(shares) => self.backend.upload_shares(ty, shares),
@@ -105,7 +120,7 @@ impl Session {
 
     /// A weight that is on the device, where it is to be kept.
     fn kept(&self, name: &str, on_device: Buffer) -> Result<Buffer> {
-        if !self.store.is_on_host(&self.model, name) {
+        if self.store.on_host(&self.model, name).is_none() {
             return Ok(on_device);
         }
         self.backend.moved_to_host(&on_device).map_err(|e| named("weight", name, &e))
@@ -171,6 +186,9 @@ impl Session {
         ty: &Type,
         make: impl FnOnce(&dyn Backend) -> Result<Option<Buffer>>,
     ) -> Result<bool> {
+        if self.store.on_host(&self.model, name) == Some(ParamKind::State) {
+            return Ok(false);
+        }
         let known = self.find(name);
         if let Some(param) = &known {
             if param.kind != ParamKind::Weight || param.ty != *ty {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use ridge_graph::passes::{HostTraffic, fetch_weights, host_traffic, host_weights};
-use ridge_graph::{Arg, Bindings, Op, Precision, Prim, Role, Value, evaluate};
+use ridge_graph::format::{self, Iq4Nl, Iq4Xs, Q2K, Q3K, Q8_0};
+use ridge_graph::passes::{HostTraffic, fetch_weights, host_traffic, host_weights, retype};
+use ridge_graph::{Arg, Bindings, FormatRef, Op, Precision, Prim, Role, Type, Value, evaluate};
 use ridge_runtime::{Region, component_offsets, lower, plan};
 
 use crate::mixture::{EXPERT_BYTES, EXPERTS, LAYERS, TOP_K, WIDTH, fetching, inputs, mixture, weight};
@@ -91,4 +92,37 @@ fn what_crosses_the_link_is_counted_as_plans_copy_it() {
     assert_eq!(traffic(3, EXPERTS / 2).bytes(), matrix + stack / 2);
     assert_eq!(traffic(30, EXPERTS), HostTraffic { copied: matrix + stack, in_place: 0 });
     assert_eq!(host_traffic(&graph, &Bindings::new().with("tokens", 3)).expect("bound"), HostTraffic::default());
+}
+
+/// An embedding in a format is decoded as a whole, and so are stacks of experts of those formats that have no kernel for groups.
+#[test]
+fn what_is_decoded_as_a_whole_is_not_read_in_place() {
+    let stored = |what: &str, format: &FormatRef| {
+        retype(&mixture().expect("builds"), &|name: &str, ty: &Type| {
+            name.contains(what).then(|| Type { format: Some(format.clone()), ..ty.clone() })
+        })
+        .expect("is another storage")
+    };
+    let formatted = host_weights(&stored("embed", &FormatRef::new(Q8_0)));
+    assert!(!formatted.is_empty() && formatted.iter().all(|weight| &*weight.name != "embed"));
+    let whole = [FormatRef::new(Q2K), FormatRef::new(Q3K), FormatRef::new(Iq4Nl), FormatRef::new(Iq4Xs)];
+    let mut seen = 0;
+    for format in format::all() {
+        let graph = stored("experts.down", &format);
+        let name = "layers.1.experts.down";
+        let weights = host_weights(&graph);
+        let weight = weights.iter().find(|weight| &*weight.name == name).expect("may leave the device");
+        let mut fetching = graph.clone();
+        fetch_weights(&mut fetching, &BTreeSet::from([name.to_owned()]));
+        let bindings = Bindings::new().with("tokens", 1).with("reached", TOP_K);
+        let traffic = host_traffic(&fetching, &bindings).expect("bound");
+        let is_whole = whole.contains(&format);
+        seen += usize::from(is_whole);
+        let expected = match is_whole {
+            true => HostTraffic { copied: weight.bytes, in_place: 0 },
+            false => HostTraffic { copied: 0, in_place: weight.bytes * TOP_K as u64 / EXPERTS as u64 },
+        };
+        assert_eq!((traffic, weight.token_bytes), (expected, expected.bytes()), "{format:?}");
+    }
+    assert_eq!(seen, whole.len());
 }

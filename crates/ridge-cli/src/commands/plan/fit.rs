@@ -186,6 +186,10 @@ fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
             return Err(refused(flag, degree, "with --gpu-memory, plans are for one GPU; leave it out"));
         }
     }
+    if args.cache_bits != 16 {
+        let why = "with --gpu-memory, the cache is planned in bf16; leave it out";
+        return Err(refused("--cache-bits", args.cache_bits, why));
+    }
     if let Some(weights) = args.weights.filter(|weights| *weights != Quantisation::Bf16) {
         let why = "with --gpu-memory, weights are planned as the config publishes them; leave it out";
         return Err(refused("--weights", weights.name(), why));

@@ -20,8 +20,8 @@ use crate::output::grouped;
 /// waits for credits.
 const LINK_SHARE: f64 = 0.86;
 
-/// Sequences of the steps that are shown.
-const BATCHES: [usize; 3] = [1, 4, 16];
+/// Sequences of the steps that are shown beside those of one.
+const BATCHES: [usize; 2] = [4, 16];
 
 /// Tokens of a step unless they are given: those of `ridge generate`.
 const STEP_TOKENS: usize = 512;
@@ -30,7 +30,8 @@ const STEP_TOKENS: usize = 512;
 struct StepTime {
     /// Tokens that it gives or takes.
     tokens: usize,
-    what: String,
+    /// Weights in host memory, with room on the GPU for the cache of its sequences.
+    on_host: Bytes,
     work: StepWork,
     device: f64,
     link: f64,
@@ -39,12 +40,12 @@ struct StepTime {
 
 impl StepTime {
     /// Kernels read experts in place one after another with all others; copies run beside them.
-    fn new(what: String, tokens: usize, work: StepWork, machine: &Machine, link: BytesPerSecond) -> Self {
+    fn new(tokens: usize, on_host: Bytes, work: StepWork, machine: &Machine, link: BytesPerSecond) -> Self {
         let products = machine.peak * machine.efficiency.matmul;
         let device = (work.bytes as f64 / machine.stream).max(work.matrix_flops / products);
         let over = |bytes: u64| bytes as f64 / link.as_f64();
         let crossing = over(work.host.bytes());
-        Self { tokens, what, work, device, link: crossing, seconds: crossing.max(over(work.host.in_place) + device) }
+        Self { tokens, on_host, work, device, link: crossing, seconds: crossing.max(over(work.host.in_place) + device) }
     }
 
     fn bound(&self, machine: &Machine) -> Bound {
@@ -58,11 +59,49 @@ impl StepTime {
 
     fn json(&self, machine: &Machine) -> Value {
         json!({
-            "step": self.what, "tokens": self.tokens, "host_bytes": self.work.host.bytes(),
+            "tokens": self.tokens, "host_weight_bytes": self.on_host, "host_bytes": self.work.host.bytes(),
             "host_bytes_in_place": self.work.host.in_place, "device_bytes": self.work.bytes, "seconds": self.seconds,
             "link_seconds": self.link, "device_seconds": self.device, "limit": self.bound(machine),
             "tokens_per_second": self.tokens as f64 / self.seconds,
         })
+    }
+}
+
+/// A step that is shown: its time, or why its sequences do not fit.
+struct ShownStep {
+    what: String,
+    time: Result<StepTime, String>,
+}
+
+impl ShownStep {
+    fn json(&self, machine: &Machine) -> Value {
+        let mut json = match &self.time {
+            Ok(time) => time.json(machine),
+            Err(why) => json!({ "why": why }),
+        };
+        json["step"] = self.what.clone().into();
+        json["fits"] = self.time.is_ok().into();
+        json
+    }
+
+    fn show(&self, table: &mut PageTable, machine: &Machine) {
+        match &self.time {
+            Ok(s) => {
+                let cells = [
+                    self.what.clone(),
+                    s.on_host.to_string(),
+                    Bytes(s.work.host.bytes()).to_string(),
+                    Bytes(s.work.host.in_place).to_string(),
+                    seconds(s.device),
+                    seconds(s.seconds),
+                    format!("{:.1}", s.tokens as f64 / s.seconds),
+                    s.bound(machine).to_string(),
+                ];
+                let formula = format!("max(link {}, in place + GPU {})", seconds(s.link), seconds(s.device));
+                table.push(cells, formula);
+            }
+            Err(why) => table.push([self.what.clone(), "does not fit".to_owned()], why.clone()),
+        }
     }
 }
 
@@ -94,6 +133,18 @@ fn link(args: &HostFit<'_>, sheet: &DeviceSpec) -> Result<(BytesPerSecond, Strin
     Ok((rate, format!("host link: {rate}, {LINK_SHARE} of the {} specified by its sheet", link.value)))
 }
 
+/// The plan, or why it does not fit, in the options of `ridge plan fit`.
+fn planned(plan: Result<HostPlan, ridge::Error>) -> Result<Result<HostPlan, String>> {
+    match plan {
+        Ok(plan) => Ok(Ok(plan)),
+        Err(ridge::Error::Memory { what, needed, available, .. }) => Ok(Err(format!(
+            "{what} need {needed}, but at most {available} may be allocated; raise --gpu-memory, or lower --context or \
+             --step-tokens"
+        ))),
+        Err(other) => Err(other.into()),
+    }
+}
+
 pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
     let config = args.target.config()?;
     let machine = args.target.machine(Precision::Bf16)?;
@@ -108,37 +159,46 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
     let numbers =
         NumberSettings { dtype: Some(DType::BF16), activations: ActivationMode::Exact, ..NumberSettings::default() };
     let gpu_memory = Bytes(args.gpu_memory.0.min(sheet.memory.value.0));
-    let settings = HostPlanSettings { gpu_memory, context, sequences: 1, chunk };
+    let plan = |sequences: usize| {
+        let settings = HostPlanSettings { gpu_memory, context, sequences, chunk };
+        planned(HostPlan::new(&config, &numbers, sheet, settings))
+    };
     let title = format!("{} on {} with {gpu_memory} of its memory", config.model_type(), machine.name);
-    let plan = match HostPlan::new(&config, &numbers, sheet, settings) {
-        Err(error @ ridge::Error::Memory { .. }) => {
-            let why = crate::error::Error::from(error).to_string();
+    let one = match plan(1)? {
+        Ok(one) => one,
+        Err(why) => {
             let json = json!({ "device": machine.name, "gpu_memory": gpu_memory, "context": context });
             return args.page.shown.does_not_fit(&title, &why, json);
         }
-        other => other?,
     };
-    let step = |sequences: Vec<(usize, usize)>, tokens: usize, what: String| -> Result<StepTime> {
-        Ok(StepTime::new(what, tokens, plan.step(&sequences)?, &machine, rate))
+    let time = |plan: &HostPlan, sequences: &[(usize, usize)], tokens: usize| -> Result<StepTime> {
+        Ok(StepTime::new(tokens, plan.on_host.bytes, plan.step(sequences)?, &machine, rate))
     };
-    let depth = context / 2;
-    let mut steps = Vec::new();
+    let token = time(&one, &[(context / 2, 1)], 1)?;
+    let of_one = (Bytes(token.work.host.bytes()), token.seconds);
+    let mut steps = vec![ShownStep { what: "a token each of 1".to_owned(), time: Ok(token) }];
     for batch in BATCHES {
-        steps.push(step(vec![(depth, 1); batch], batch, format!("a token each of {batch}"))?);
+        // Its cache and workspace leave less room for weights.
+        let time = match plan(batch)? {
+            Ok(plan) => Ok(time(&plan, &vec![(context / 2, 1); batch], batch)?),
+            Err(why) => Err(why),
+        };
+        steps.push(ShownStep { what: format!("a token each of {batch}"), time });
     }
-    steps.push(step(vec![(0, chunk)], chunk, format!("{} tokens of a prompt", grouped(chunk as u64)))?);
-    let page = page((&machine, rate_source), title, &plan, (gpu_memory, context, &steps));
+    let what = format!("{} tokens of a prompt", grouped(chunk as u64));
+    steps.push(ShownStep { what, time: Ok(time(&one, &[(0, chunk)], chunk)?) });
+    let page = page((&machine, rate_source), title, (&one, of_one), (gpu_memory, context, &steps));
     args.page.show(&page)
 }
 
 fn page(
     (machine, rate_source): (&Machine, String),
     title: String,
-    plan: &HostPlan,
-    (limit, context, steps): (Bytes, usize, &[StepTime]),
+    (plan, (token_bytes, token_seconds)): (&HostPlan, (Bytes, f64)),
+    (limit, context, steps): (Bytes, usize, &[ShownStep]),
 ) -> Page {
     let used = plan.on_gpu + plan.cache + plan.workspace;
-    let mut memory = PageTable::with_head("memory", ["what", "where", "bytes"]);
+    let mut memory = PageTable::with_head("memory with one sequence", ["what", "where", "bytes"]);
     let whole = |bytes: Bytes| bytes.to_string();
     for (what, place, bytes) in [
         ("weights", "GPU", plan.on_gpu),
@@ -149,30 +209,17 @@ fn page(
     ] {
         memory.push([what.to_owned(), place.to_owned(), whole(bytes)], "as the engine admits it");
     }
-    let head = ["step", "over the link", "in place", "on the GPU", "time", "tok/s", "limit"];
+    let head = ["step", "on the host", "over the link", "in place", "on the GPU", "time", "tok/s", "limit"];
     let mut table =
         PageTable::with_head(format!("steps, with {} tokens in the cache", grouped(context as u64 / 2)), head);
-    for s in steps {
-        let cells = [
-            s.what.clone(),
-            whole(Bytes(s.work.host.bytes())),
-            whole(Bytes(s.work.host.in_place)),
-            seconds(s.device),
-            seconds(s.seconds),
-            format!("{:.1}", s.tokens as f64 / s.seconds),
-            s.bound(machine).to_string(),
-        ];
-        let formula = format!("max(link {}, in place + GPU {})", seconds(s.link), seconds(s.device));
-        table.push(cells, formula);
-    }
-    let one = &steps[0];
+    steps.iter().for_each(|step| step.show(&mut table, machine));
     let answer = match plan.on_host.bytes {
         Bytes(0) => "everything fits into GPU memory; nothing is kept in host memory".to_owned(),
         bytes => format!(
             "{bytes} of weights ({} tensors) are kept in host memory; a token reads {} of them, in {}",
             plan.on_host.names.len(),
-            Bytes(one.work.host.bytes()),
-            seconds(one.seconds)
+            token_bytes,
+            seconds(token_seconds)
         ),
     };
     let mut of_device = sources(machine);

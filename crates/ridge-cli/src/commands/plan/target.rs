@@ -18,8 +18,8 @@ use crate::error::{Result, refused};
 /// The model and the device.
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// Model: a folder in the Hugging Face layout, a config.json (also of plan-only families), a GGUF file, or the ORG/NAME of
-    /// a model downloaded with `ridge pull`
+    /// Model: a folder in the Hugging Face layout, a config.json, a GGUF file, or the ORG/NAME of a model downloaded with
+    /// `ridge pull`
     #[arg(value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
 

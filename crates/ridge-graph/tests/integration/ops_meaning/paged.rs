@@ -2,6 +2,7 @@
 
 use ridge_graph::ops::{IndexTopK, PagedAttention, SelectedAttention, TokenLayout};
 use ridge_graph::sample::Sample;
+use ridge_graph::{Composite, Work};
 
 use super::{holds, input, op, samples, shape};
 
@@ -157,7 +158,10 @@ fn index_topk_keeps_the_best_positions_and_of_equal_ones_the_first() {
 #[test]
 fn selected_attention_averages_the_values_of_the_positions_selected() {
     for sample in samples("selected_attention") {
-        let scale = op::<SelectedAttention>(&sample).scale;
+        let op = op::<SelectedAttention>(&sample);
+        let Work::Attention(work) = op.work() else { panic!("its work is attention") };
+        assert_eq!(work.window, Some(shape(&sample, 4)[1]), "keys that a query sees at most");
+        let scale = op.scale;
         let [q, kv, table, ids, selected] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
         let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
         let [_, sides, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
