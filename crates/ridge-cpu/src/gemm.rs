@@ -10,15 +10,13 @@
 //! Read `gemm/micro.rs` for the innermost product, then `gemm/pack.rs` and `gemm/block.rs`; `gemm/tile_product.rs` has products
 //! of tiles, which a thread packs by itself (attention).
 
-mod block;
+pub(crate) mod block;
 mod exact;
 mod micro;
 mod pack;
 mod tile_product;
 mod words;
 
-use block::Depth;
-pub(crate) use block::{Block, GemmRoom, Sums};
 pub(crate) use pack::Lines;
 pub(crate) use tile_product::TileProduct;
 
@@ -85,6 +83,9 @@ enum Side {
 /// Lines of the operand that is packed where it is used: a block of it stays in L2 beside its part of the result.
 const BLOCK: usize = 96;
 
+/// Words of the inner extent that a block is packed for at once.
+const DEPTH: usize = 1024;
+
 /// Lines of the operand that is packed once for a piece: for many lines, and where there would be fewer pieces than
 /// [`PIECES`].
 const GROUP: usize = 192;
@@ -114,6 +115,33 @@ impl Cut {
     }
 }
 
+/// A part of the inner extent: some of the steps of a term, and the words that they take.
+struct Depth {
+    term: usize,
+    steps: Range<usize>,
+    words: Range<usize>,
+    /// Words of the terms before, and of this one.
+    before: usize,
+    of_term: usize,
+}
+
+/// Parts of the inner extent, each within a term, of nearly as many words.
+fn depths(micro: Micro, terms: &[Term]) -> Vec<Depth> {
+    let (mut before, mut depths) = (0, Vec::new());
+    let per = micro.words.steps();
+    for (term, Term { inner, .. }) in terms.iter().enumerate() {
+        let of_term = micro.words_of(*inner);
+        let cut = Cut::new(of_term, micro.together, DEPTH);
+        for part in 0..cut.count() {
+            let words = cut.range(part..part + 1);
+            let steps = (words.start * per).min(*inner)..(words.end * per).min(*inner);
+            depths.push(Depth { term, steps, words, before, of_term });
+        }
+        before += of_term;
+    }
+    depths
+}
+
 impl Gemm {
     /// One product.
     pub(crate) fn new(a: Operand, b: Operand, inner: usize) -> Self {
@@ -133,7 +161,7 @@ impl Gemm {
         let columns: Vec<usize> = terms[0].b.iter().map(|b| b.lines.lines).collect();
         let packed = if columns.len() == 1 && columns[0] < rows { Side::B } else { Side::A };
         let (lines, unit) = if packed == Side::A { (rows, micro.rows) } else { (columns[0], micro.columns) };
-        let (depths, group) = (block::depths(micro, &terms), Cut::new(lines, unit, GROUP));
+        let (depths, group) = (depths(micro, &terms), Cut::new(lines, unit, GROUP));
         let mut of = Self { terms, columns, micro, packed, group, depths };
         if of.pieces() < PIECES {
             of.group = Cut::new(lines, unit, SMALL_GROUP);

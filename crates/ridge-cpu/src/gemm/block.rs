@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use super::micro::{Ahead, Micro, MicroSession, PanelOfB};
-use super::{BLOCK, Cut, Gemm, Side, Term};
+use super::micro::{Ahead, MicroSession};
+use super::words::PanelOfB;
+use super::{BLOCK, Cut, DEPTH, Depth, Gemm, Side};
 use crate::io::KernelIo;
-
-/// Words of the inner extent that a block is packed for at once.
-const DEPTH: usize = 1024;
 
 /// Lines of the packed operand that share a block of the other, at most, so that their part of the result stays in L2.
 const TOGETHER: usize = 768;
@@ -57,33 +55,6 @@ impl Sums {
 
 /// The sums of a tile of the innermost product at an edge.
 const LARGEST_TILE: usize = 32 * 48;
-
-/// A part of the inner extent: some of the steps of a term, and the words that they take.
-pub(super) struct Depth {
-    term: usize,
-    steps: Range<usize>,
-    words: Range<usize>,
-    /// Words of the terms before, and of this one.
-    before: usize,
-    of_term: usize,
-}
-
-/// Parts of the inner extent, each within a term, of nearly as many words.
-pub(super) fn depths(micro: Micro, terms: &[Term]) -> Vec<Depth> {
-    let (mut before, mut depths) = (0, Vec::new());
-    let per = micro.words.steps();
-    for (term, Term { inner, .. }) in terms.iter().enumerate() {
-        let of_term = micro.words_of(*inner);
-        let cut = Cut::new(of_term, micro.together, DEPTH);
-        for part in 0..cut.count() {
-            let words = cut.range(part..part + 1);
-            let steps = (words.start * per).min(*inner)..(words.end * per).min(*inner);
-            depths.push(Depth { term, steps, words, before, of_term });
-        }
-        before += of_term;
-    }
-    depths
-}
 
 impl Gemm {
     fn block_cut(&self, extent: usize) -> Cut {

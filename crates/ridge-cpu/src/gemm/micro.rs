@@ -10,7 +10,7 @@ mod neon;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use super::words::Words;
+use super::words::{PanelOfB, Words};
 use crate::simd::{self, Isa};
 
 /// How the innermost product is computed on this machine: extents of its tile, and what a word is.
@@ -39,13 +39,6 @@ enum Multiplier {
 pub(super) struct MicroSession {
     #[cfg(target_arch = "x86_64")]
     _tiles: Option<crate::amx::TileSession>,
-}
-
-/// A panel of B: parts of [`Micro::lanes`] columns, `apart` words from one to the next.
-#[derive(Clone, Copy)]
-pub(super) struct PanelOfB<'a> {
-    pub(super) words: &'a [u32],
-    pub(super) apart: usize,
 }
 
 /// What is brought to L2 while a product is computed: `per_step` bytes further with each word of the inner extent.

@@ -1,3 +1,6 @@
+//! Products by every multiplier and in all pieces, of values whose sums are exact.
+
+use super::block::{Block, GemmRoom, Sums};
 use super::*;
 use crate::bytes::MemoryBlock;
 

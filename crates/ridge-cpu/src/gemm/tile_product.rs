@@ -5,8 +5,9 @@ use std::ops::Range;
 use ridge_graph::DType;
 
 use super::exact;
-use super::micro::{Ahead, Micro, PanelOfB, vectors_of_pairs};
+use super::micro::{Ahead, Micro, vectors_of_pairs};
 use super::pack::{self, Lines, Part};
+use super::words::PanelOfB;
 use super::words::Words;
 use crate::simd::Element;
 

@@ -9,6 +9,13 @@ pub(crate) enum Words {
     Pairs,
 }
 
+/// A panel of B: parts of `Micro::lanes` columns, `apart` words from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct PanelOfB<'a> {
+    pub(super) words: &'a [u32],
+    pub(super) apart: usize,
+}
+
 impl Words {
     /// Words that `inner` steps take.
     pub(super) fn count(self, inner: usize) -> usize {

@@ -9,7 +9,8 @@ use ridge_graph::ops::LinearGroupForward;
 use ridge_graph::{DType, Function};
 
 use crate::bytes::cast;
-use crate::gemm::{Block, Gemm, GemmRoom, Operand, Sums, Term};
+use crate::gemm::block::{Block, GemmRoom, Sums};
+use crate::gemm::{Gemm, Operand, Term};
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, Preparation};
 use crate::scratch::Scratch;

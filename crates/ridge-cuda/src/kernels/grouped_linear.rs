@@ -110,7 +110,7 @@ impl Tiling {
     /// Bytes of shared memory: the ring, which begins at a multiple of 1024, and that of chunks of blocks.
     fn shared(self, blocks: Option<BlockText>) -> usize {
         // An odd number of pieces of 16 bytes: `STRIDE` of the text.
-        let chunk = blocks.map_or(0, |blocks| 16 * ((blocks.bytes + 30) / 16 | 1));
+        let chunk = blocks.map_or(0, |blocks| 16 * (((blocks.bytes + 30) / 16) | 1));
         self.stages * self.atoms * (64 * self.consumers + self.columns) * SLICE * 2
             + self.raw * self.columns * chunk
             + 1024

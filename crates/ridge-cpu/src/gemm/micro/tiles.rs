@@ -6,7 +6,7 @@
 
 use crate::amx::tiles::{Tiles, two_by_three};
 use crate::amx::{LINE, Words};
-use crate::gemm::micro::PanelOfB;
+use crate::gemm::words::PanelOfB;
 
 /// Rows and columns of a tile, and pairs that it multiplies.
 pub(super) const SIDE: usize = crate::amx::SIDE;
