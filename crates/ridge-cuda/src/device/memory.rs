@@ -17,6 +17,9 @@ pub(crate) struct DeviceMemory {
     _charge: MemoryCharge,
 }
 
+/// Kernels copy pieces of 16 bytes, of which the last may reach behind the end of what is stored.
+const PIECE: usize = 16;
+
 impl DeviceMemory {
     /// `bytes` bytes, uninitialised, which the ledger counts for `owner`.
     ///
@@ -24,7 +27,7 @@ impl DeviceMemory {
     /// When there is not enough free memory.
     pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize, owner: MemoryOwner) -> Result<Self> {
         context.enter()?;
-        let address = if bytes == 0 { Some(0) } else { context.driver.allocate(bytes)? };
+        let address = if bytes == 0 { Some(0) } else { context.driver.allocate(bytes.next_multiple_of(PIECE))? };
         let address = address.ok_or_else(|| RuntimeError::OutOfMemory {
             what: format!("{owner} on {}", context.name),
             needed: bytes,
@@ -41,7 +44,11 @@ impl DeviceMemory {
     /// When the system gives no more page-locked memory.
     pub(super) fn allocate_on_host(context: &Arc<CudaContext>, bytes: usize, owner: MemoryOwner) -> Result<Self> {
         context.enter()?;
-        let pointer = if bytes == 0 { Some(std::ptr::null_mut()) } else { context.driver.allocate_host(bytes)? };
+        let pointer = if bytes == 0 {
+            Some(std::ptr::null_mut())
+        } else {
+            context.driver.allocate_host(bytes.next_multiple_of(PIECE))?
+        };
         let pointer = pointer.ok_or_else(|| RuntimeError::OutOfMemory {
             what: format!("{owner} in page-locked memory of the host"),
             needed: bytes,
