@@ -177,7 +177,7 @@ __device__ inline bool find_group_of_column(
     const int* offsets, int groups, i64 rows, i64 columns, i64 column, Y::Raw* y, int& group
 ) {
     const GroupKind kind = find_group(offsets, groups, group);
-    if (kind == NO_ROWS)
+    if (kind == ROWS_BEHIND)
         for (i64 i = offsets[groups] + (threadIdx.x & 31); i < rows; i += 32) y[i * columns + column] = Y::store(0.0f);
     return kind == A_GROUP;
 }

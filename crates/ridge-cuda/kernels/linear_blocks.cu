@@ -214,7 +214,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void grouped_blo
     int group;
     const GroupKind kind = find_group(offsets, groups, group);
     if (kind == NO_GROUP) return;
-    if (kind == NO_ROWS) {
+    if (kind == ROWS_BEHIND) {
         for (i64 i = offsets[groups] + (threadIdx.x >> 4); i < n.v[0]; i += WARPS * 2)
             if (column + (threadIdx.x & 15) < columns) y[i * columns + column + (threadIdx.x & 15)] = D::store(0.0f);
         return;
