@@ -31,7 +31,7 @@ pub use claim::claim;
 pub use decompose::decompose;
 pub use dropout::{DropoutPlaces, with_dropout};
 pub use early_writes::write_early;
-pub use fetch::{HostTraffic, HostWeight, fetch_weights, host_traffic, host_weights};
+pub use fetch::{HostTraffic, HostWeight, fetch_weights, host_traffic, host_weights, is_read_by_group};
 pub use fp8::{FP8_AMAX, with_fp8};
 pub use fuse::fuse;
 pub use fuse_views::fuse_views;

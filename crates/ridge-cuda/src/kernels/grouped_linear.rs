@@ -314,3 +314,20 @@ fn for_all(
     let args = args_of(&rest);
     grid(CudaSource::new("grouped_rows", &defines, &ROWS), tiles, 256, args)
 }
+
+#[cfg(test)]
+mod tests {
+    use ridge_graph::passes::is_read_by_group;
+    use ridge_graph::{Type, format};
+
+    use super::*;
+
+    #[test]
+    fn weights_that_stay_on_the_host_are_read_there_by_group_in_the_formats_that_kernels_have() {
+        for format in format::all() {
+            let ty = Type::tensor(DType::F32, [2, 4, 256]).stored_as(format.clone());
+            let has_kernel = scaled(&ty).is_some() || BlockText::find(&format).is_some();
+            assert_eq!(is_read_by_group(&ty), has_kernel, "{}", format.name());
+        }
+    }
+}

@@ -92,7 +92,7 @@ impl Reader {
 
 /// Do the kernels that multiply groups of rows read a stack of matrices of `ty` as it is stored, each matrix by itself? A stack of
 /// any other format is decoded as a whole ahead of them.
-fn is_read_by_group(ty: &Type) -> bool {
+pub fn is_read_by_group(ty: &Type) -> bool {
     let Some(format) = &ty.format else { return true };
     format.downcast::<ScaledFormat>().is_some()
         || format.downcast::<Q8_0>().is_some()
