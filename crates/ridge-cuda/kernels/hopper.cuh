@@ -49,6 +49,10 @@ __device__ inline void store_remote(u32 to, const float* x, u32 barrier) {
 __device__ inline void arrive_remote(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
+// An arrival that orders no memory but what this thread's products have read: the one above waits for all stores.
+__device__ inline void arrive_of_reader(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
 __device__ inline void wait_for_cluster(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -74,6 +78,13 @@ __device__ inline void copy_box(u32 to, const TensorMap* map, u32 barrier, int c
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
+// The same to both blocks of a cluster of two, at the same place in the shared memory of each, and to the barrier of each.
+__device__ inline void copy_box_to_both(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;"
+        :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((u16)3) : "memory");
 }
 // Of a matrix that is described in groups of eight rows, slice by slice of 64 columns: the box from `group` on. Each slice of a
 // group is 1024 bytes of shared memory, and the slices of a group follow each other.
@@ -151,6 +162,8 @@ template <class D, int COLUMNS> struct Wgmma;
 #define WGMMAS(D, TYPE) \
     WGMMA(D, TYPE, 64, PLACES_0, "%32", "%33", "%34", SUMS_32(d, 0)) \
     WGMMA(D, TYPE, 128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", SUMS_32(d, 0), SUMS_32(d, 32)) \
+    WGMMA(D, TYPE, 192, PLACES_0 ", " PLACES_1 ", " PLACES_2, "%96", "%97", "%98", \
+        SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64)) \
     WGMMA(D, TYPE, 256, PLACES_0 ", " PLACES_1 ", " PLACES_2 ", " PLACES_3, "%128", "%129", "%130", \
         SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64), SUMS_32(d, 96))
 WGMMAS(BF16, "bf16")
@@ -165,7 +178,10 @@ WGMMAS(F16, "f16")
         } \
     };
 WGMMA_8(64, PLACES_0, "%32", "%33", "%34", SUMS_32(d, 0))
+WGMMA_8(96, PLACES_0 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 ", "%48", "%49", "%50",
+    SUMS_32(d, 0), SUMS_16(d, 32))
 WGMMA_8(128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", SUMS_32(d, 0), SUMS_32(d, 32))
+WGMMA_8(192, PLACES_0 ", " PLACES_1 ", " PLACES_2, "%96", "%97", "%98", SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64))
 
 // As above, with a in registers, as mma.sync takes it for each warp's 16 rows, and b 16 x COLUMNS (`swizzled_columns`).
 template <class D, int COLUMNS> struct WgmmaRows;

@@ -29,25 +29,28 @@ struct Tiling {
     alternate: bool,
     /// Blocks that share a tile, each with a part of the depth.
     split: usize,
+    /// Do two blocks make tiles of the same columns, each copying half of the right side for both?
+    pair: bool,
 }
 
 /// Large tiles for many rows, small ones for few, and those that are split where tiles are fewer than multiprocessors.
 const TILINGS: [Tiling; 6] = [
-    Tiling { consumers: 2, columns: 128, stages: 6, alternate: true, split: 1 },
-    Tiling { consumers: 2, columns: 256, stages: 4, alternate: false, split: 1 },
-    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1 },
-    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1 },
-    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2 },
-    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2 },
+    Tiling { consumers: 2, columns: 128, stages: 6, alternate: true, split: 1, pair: false },
+    Tiling { consumers: 2, columns: 256, stages: 4, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2, pair: false },
+    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2, pair: false },
 ];
 
 /// The same for codes, whose sums of a slice take registers beside the sums of all.
-const CODE_TILINGS: [Tiling; 5] = [
-    Tiling { consumers: 2, columns: 128, stages: 6, alternate: false, split: 1 },
-    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1 },
-    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1 },
-    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2 },
-    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2 },
+const CODE_TILINGS: [Tiling; 6] = [
+    Tiling { consumers: 2, columns: 128, stages: 6, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 2, columns: 192, stages: 5, alternate: false, split: 1, pair: true },
+    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2, pair: false },
+    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2, pair: false },
 ];
 
 /// Multiprocessors of a full GPU: tiles are not split beyond them by much.
@@ -60,10 +63,16 @@ impl Tiling {
 
     /// Its name in the choice file.
     fn name(self) -> String {
-        let Self { consumers, columns, stages, alternate, split } = self;
+        let Self { consumers, columns, stages, alternate, split, pair } = self;
         let how = if alternate { "alternating" } else { "together" };
         let split = if split > 1 { format!(", split by {split}") } else { String::new() };
-        format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages{split}")
+        let pair = if pair { ", in pairs" } else { "" };
+        format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages{split}{pair}")
+    }
+
+    /// Blocks of a cluster.
+    fn cluster(self) -> usize {
+        if self.pair { 2 } else { self.split }
     }
 
     /// Bytes of the ring and of the sums of other blocks, with room to align them.
@@ -146,8 +155,11 @@ impl GemmProblem {
         LINE / self.operands.size_bytes()
     }
 
-    /// Is the tiling worth a trial? Splitting is where tiles are few.
+    /// Is the tiling worth a trial? Splitting is where tiles are few, pairs where there are two.
     fn suits(&self, tiling: Tiling) -> bool {
+        if tiling.pair && self.rows <= tiling.rows() {
+            return false;
+        }
         let few = self.rows <= tiling.rows() && self.tiles(tiling) * tiling.split <= PROCESSORS + PROCESSORS / 2;
         tiling.split == 1 || (few && self.splits(tiling))
     }
@@ -159,7 +171,8 @@ impl GemmProblem {
 
     fn tiles(&self, tiling: Tiling) -> usize {
         let width = if matches!(self.after, Epilogue::Swiglu(_)) { tiling.columns / 2 } else { tiling.columns };
-        self.rows.div_ceil(tiling.rows()) * self.sides.iter().map(|side| side.columns.div_ceil(width)).sum::<usize>()
+        let bands = self.rows.div_ceil(tiling.rows()).next_multiple_of(if tiling.pair { 2 } else { 1 });
+        bands * self.sides.iter().map(|side| side.columns.div_ceil(width)).sum::<usize>()
     }
 
     /// One launch in this tiling.
@@ -178,6 +191,7 @@ impl GemmProblem {
             ("STAGES", &*stages),
             ("ALTERNATE", flag(tiling.alternate)),
             ("SPLIT", &*split),
+            ("PAIR", flag(tiling.pair)),
             ("COUNT", &*count),
             ("ADD", flag(matches!(after, Epilogue::Add(_)))),
             ("SWIGLU", flag(gated)),
@@ -187,14 +201,15 @@ impl GemmProblem {
         let map =
             |at, rows, tile| LaunchArg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, slice] };
         let mut args = vec![map(x, rows, tiling.rows())];
-        args.extend(sides.iter().map(|side| map(side.w, side.columns, width)));
+        let box_rows = if tiling.pair { tiling.columns / 2 } else { width };
+        args.extend(sides.iter().map(|side| map(side.w, side.columns, box_rows)));
         let mut prefetched: Vec<OperandSlot> = sides.iter().map(|side| side.w.0).collect();
         let mut r = sides[0].y;
         match after {
             Epilogue::Nothing => {}
             Epilogue::Add(at) => r = at,
             Epilogue::Swiglu(up) => {
-                args.push(map(up, sides[0].columns, width));
+                args.push(map(up, sides[0].columns, box_rows));
                 prefetched.push(up.0);
             }
         }
@@ -208,7 +223,7 @@ impl GemmProblem {
             args.push(LaunchArg::Pointers([&[*x][..], sides].concat()));
         }
         DeviceAction::Launch {
-            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(tiling.split as u32)),
+            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(tiling.cluster() as u32)),
             grid: [(self.tiles(tiling) * tiling.split).min(i32::MAX as usize) as u32, 1, 1],
             threads: 128 * (tiling.consumers as u32 + 1),
             shared: tiling.shared() as u32,
