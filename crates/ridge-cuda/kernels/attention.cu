@@ -7,7 +7,7 @@
 // sum and weighted values of their own, which are joined in a fixed order. Where a token has a selection of positions, those
 // take the place of all that it sees, and a warp passes over those that are none.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
-// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; SELECTED, 0 or the
+// cache block; SIDES of the cache, keys and values or one for both; CODED, 0 or 1: are there scales of keys and values; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; SELECTED, 0 or the
 // columns of the selection, which takes the place of `positions`; -1 is none; WIDE, elements of a lane's load; LANES of a position.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
@@ -83,6 +83,9 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
 extern "C" __global__ __launch_bounds__(256, 1) void attention(
     const D::Raw* __restrict__ q, const CACHE::Raw* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions,
+#if CODED
+    const float* __restrict__ scales,
+#endif
 #if SINKS
     const float* __restrict__ sinks,
 #endif
@@ -144,6 +147,9 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
     for (int start = first; start < end; start += STEP) {
         Piece ks[AHEAD][CHUNKS], vs[AHEAD][CHUNKS];
         bool seen[AHEAD];
+#if CODED
+        float of_key[AHEAD], of_value[AHEAD];
+#endif
 #if SELECTED
         bool some = false;
 #pragma unroll
@@ -164,6 +170,12 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
 #endif
             const i64 block = seen[a] ? row[p / BLOCK] : 0;
             const CACHE::Raw* from = cache + block * SIDES * side + ((i64)key * BLOCK + p % BLOCK) * DIM;
+#if CODED
+            const bool there = seen[a] && block >= 0 && block < n.v[3];
+            const float* scale_of = scales + (block * SIDES * keys + key) * BLOCK + p % BLOCK;
+            of_key[a] = there ? scale_of[0] : 0.0f;
+            of_value[a] = there ? scale_of[(SIDES - 1) * keys * BLOCK] : 0.0f;
+#endif
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const int e = (c * LANES + lane) * WIDE;
@@ -190,6 +202,9 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
                 for (int a = 0; a < AHEAD; ++a) score[a] += __shfl_xor_sync(0xffffffffu, score[a], step);
 #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
+#if CODED
+                score[a] *= of_key[a];
+#endif
                 score[a] = seen[a] ? bent(score[a]) : MASKED;
                 largest = op_max(largest, score[a]);
             }
@@ -202,8 +217,11 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
                 for (int i = 0; i < WIDE; ++i) value[h][c][i] *= keep;
 #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
-                const float weight = score[a] == MASKED ? 0.0f : power(score[a] - largest);
+                float weight = score[a] == MASKED ? 0.0f : power(score[a] - largest);
                 total[h] += weight;
+#if CODED
+                weight *= of_value[a];
+#endif
 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll

@@ -8,27 +8,46 @@
 // query heads that share a key head are the rows of a 16-row matrix tile.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 16; SHARE, query heads of a key head; HEADS of a
 // unit, at most 16; BLOCK, tokens of a cache block; PAIRS of q that are rotated on the way, and what `rotate.cuh` takes;
-// WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
+// what `codes.cuh` takes; of codes DIM is a multiple of 64; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
 // MAX_BLOCKS of the grid. `counters` are zeros, one for each block, and are zeros again in the end. Shared memory holds the
 // rings, or the warps' results, or what weighs the pieces of a unit, and an int for each token and one more.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks.
 
-#define CHUNKS (DIM / 8)
+#if CODED
+typedef CODE::Raw Stored;
+#else
+typedef D::Raw Stored;
+#endif
+// 16-byte chunks of a row of the cache, and elements of one.
+#define WIDE (16 / (int)sizeof(Stored))
+#define CHUNKS (DIM / WIDE)
 #define STEP (WARPS * 16)
 #define PARTS ((SHARE + HEADS - 1) / HEADS)
 #define MASKED -1.0e30f
 // Rows of a tile that are heads: the upper half of a matrix tile is empty for 8 heads or fewer.
 #define HALVES (HEADS > 8 ? 2 : 1)
 // Eight rows' chunks must be in different banks: turned where a row is a multiple of 128 bytes, else by an odd stride.
-#define ROW_CHUNKS (CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1)
+#define ROW_CHUNKS (CHUNKS % 8 == 0 || CODED ? CHUNKS : CHUNKS | 1)
 #define SIDE_BYTES (16 * ROW_CHUNKS * 16)
-#define RING_BYTES (WARPS * STAGES * 2 * SIDE_BYTES)
+// Keys, values, and of codes the scales of both.
+#define STAGE_BYTES (2 * SIDE_BYTES + (CODED ? 128 : 0))
+#define RING_BYTES (WARPS * STAGES * STAGE_BYTES)
 #define RESULT_BYTES (WARPS * HEADS * DIM * 4)
 #define WEIGHT_BYTES (HEADS * MAX_BLOCKS * 4)
 #define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
 #define ROOM_BYTES MAX_OF(RING_BYTES, MAX_OF(RESULT_BYTES, WEIGHT_BYTES))
 
+#if CODED
+// Rows are read four lanes to one as keys, by their neighbours too, and every other row as values.
+__device__ inline u32 chunk(int r, int c) {
+    return (u32)(r * CHUNKS + (CHUNKS % 8 == 0 ? c ^ ((r & 1) << 2 | (r >> 1 & 3) << 1) & 7 : c ^ (r >> 1 & 3))) * 16;
+}
+#else
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * ROW_CHUNKS + (CHUNKS % 8 == 0 ? c ^ (r & 7) : c)) * 16; }
+#endif
+
+// Bytes of a value that a lane loads at a time.
+#define VALUE_BYTES (DIM % 128 == 0 ? 16 : 8)
 
 __device__ inline float power(float x) {
     float y;
@@ -58,9 +77,12 @@ struct Division {
     }
 };
 
-extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
-    const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
+extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attention_decode(
+    const D::Raw* __restrict__ q, const Stored* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions,
+#if CODED
+    const float* __restrict__ scales,
+#endif
 #if SINKS
     const float* __restrict__ sinks,
 #endif
@@ -84,7 +106,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
     const int tokens = (int)n.v[0], heads = (int)n.v[1], keys = heads / SHARE, units = keys * PARTS;
     const i64 side = (i64)keys * BLOCK * DIM;
-    const u32 ring = shared_address(room) + warp * STAGES * 2 * SIDE_BYTES;
+    const u32 ring = shared_address(room) + warp * STAGES * STAGE_BYTES;
     auto first_of = [&](int position) { return WINDOW > 0 ? max(0, position - WINDOW + 1) : 0; };
     auto end_of = [&](int id, int position) { return id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK); };
 
@@ -154,12 +176,16 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
             return block >= 0 && block < n.v[3] ? (int)((block * 2 * keys + key) * BLOCK + p % BLOCK) : -1;
         };
         auto fetch = [&](int line, int stage) {
-            const u32 to = ring + stage * 2 * SIDE_BYTES;
+            const u32 to = ring + stage * STAGE_BYTES;
+#if CODED
+            const int own = __shfl_sync(0xffffffffu, line, lane & 15);
+            copy_word(to + 2 * SIDE_BYTES + lane * 4, scales + max(own, 0) + (lane >> 4) * keys * BLOCK, own >= 0);
+#endif
 #pragma unroll
-            for (int i = 0; i < DIM / 16; ++i) {
+            for (int i = 0; i < CHUNKS / 2; ++i) {
                 const int r = (i * 32 + lane) / CHUNKS, c = (i * 32 + lane) % CHUNKS;
                 const int of = __shfl_sync(0xffffffffu, line, r);
-                const D::Raw* from = cache + (i64)max(of, 0) * DIM + c * 8;
+                const Stored* from = cache + (i64)max(of, 0) * DIM + c * WIDE;
                 stream_async(to + chunk(r, c), from, of >= 0);
                 stream_async(to + SIDE_BYTES + chunk(r, c), from + side, of >= 0);
             }
@@ -199,13 +225,18 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
             unit[y] = op_rsqrt(square / (float)DIM + eps);
         }
 #endif
+#if CODED
+        // Elements as the keys' words have them, and their largest magnitude.
+        float element[DIM / 16][HALVES][2][2], of_score[HALVES] = {};
+#endif
 #pragma unroll
         for (int k = 0; k < DIM / 16; ++k)
 #pragma unroll
             for (int y = 0; y < HALVES; ++y)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int h = upper + 8 * y, e = k * 16 + pair * 2 + 8 * i;
+                    const int h = upper + 8 * y;
+                    const int e = CODED ? k / 4 * 64 + pair * 16 + k % 4 * 4 + 2 * i : k * 16 + pair * 2 + 8 * i;
                     const D::Raw* from = q + ((i64)token * heads + head + min(h, real - 1)) * DIM;
 #if PAIRS
 #if NORM
@@ -217,8 +248,29 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
 #else
                     const u32 two = *(const u32*)(from + e);
 #endif
+#if CODED
+                    float* x = element[k][y][i];
+                    x[0] = h < real ? D::load((u16)two) : 0.0f;
+                    x[1] = h < real ? D::load((u16)(two >> 16)) : 0.0f;
+                    of_score[y] = fmaxf(of_score[y], fmaxf(fabsf(x[0]), fabsf(x[1])));
+#else
                     query[k][y][i] = h < real ? two : 0;
+#endif
                 }
+#if CODED
+#pragma unroll
+        for (int y = 0; y < HALVES; ++y) {
+            of_score[y] = fmaxf(of_score[y], __shfl_xor_sync(0xffffffffu, of_score[y], 1));
+            of_score[y] = fmaxf(of_score[y], __shfl_xor_sync(0xffffffffu, of_score[y], 2));
+            const float factor = fitting(of_score[y]);
+            of_score[y] = 1.0f / factor;
+#pragma unroll
+            for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    query[k][y][i] = Mma<F16>::pack(element[k][y][i][0] * factor, element[k][y][i][1] * factor);
+        }
+#endif
         float value[DIM / 8][4] = {}, most[HALVES], total[HALVES];
 #pragma unroll
         for (int y = 0; y < HALVES; ++y) {
@@ -234,9 +286,38 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 copies_end();
                 ahead = line_of(later + STEP);
             }
-            const u32 k_side = ring + stage * 2 * SIDE_BYTES, v_side = k_side + SIDE_BYTES;
+            const u32 k_side = ring + stage * STAGE_BYTES, v_side = k_side + SIDE_BYTES;
             stage = stage == STAGES - 1 ? 0 : stage + 1;
             float score[2][4] = {};
+#if CODED
+            // A lane has 16 codes of a key in a row, for four steps of a product.
+#pragma unroll
+            for (int j = 0; j < DIM / 64; ++j)
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    u32 codes[4];
+                    load_words<4>(codes, k_side + chunk(upper + 8 * c, j * 4 + pair));
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int k = j * 4 + i;
+                        u32 b[2];
+                        to_halves(codes[i], b, CODE());
+                        const u32 a1 = HALVES > 1 ? query[k][HALVES - 1][0] : 0, a3 = HALVES > 1 ? query[k][HALVES - 1][1] : 0;
+                        Mma<F16>::of(score[c], query[k][0][0], a1, query[k][0][1], a3, b[0], b[1]);
+                    }
+                }
+            float of_key[2][2], of_value[2][2], log_of_value[2][2];
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                load_words<2>((u32*)of_key[c], k_side + 2 * SIDE_BYTES + (c * 8 + pair * 2) * 4);
+                load_words<2>((u32*)of_value[c], k_side + 2 * SIDE_BYTES + 64 + (c * 8 + pair * 2) * 4);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    of_value[c][i] = scale_of_values(of_value[c][i]);
+                    log_of_value[c][i] = log2_of(of_value[c][i]);
+                }
+            }
+#else
 #pragma unroll
             for (int k = 0; k < DIM / 16; ++k) {
                 u32 b[4];
@@ -245,6 +326,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 Mma<D>::of(score[0], query[k][0][0], a1, query[k][0][1], a3, b[0], b[1]);
                 Mma<D>::of(score[1], query[k][0][0], a1, query[k][0][1], a3, b[2], b[3]);
             }
+#endif
             bool moved = false;
             float keep[HALVES];
 #pragma unroll
@@ -256,6 +338,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                     for (int i = 0; i < 2; ++i) {
                         // By powers of two from here on.
                         float& x = score[c][y * 2 + i];
+#if CODED
+                        x *= of_key[c][i] * of_score[y];
+#endif
 #if SOFTCAP
                         const float e = power(x * (scale * (2.0f * 1.44269504088896340736f / CAP)));
                         x = (CAP - __fdividef(2.0f * CAP, e + 1.0f)) * 1.44269504088896340736f;
@@ -263,7 +348,12 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                         x *= scale * 1.44269504088896340736f;
 #endif
                         if (start + c * 8 + pair * 2 + i >= end) x = MASKED;
+#if CODED
+                        // Weights with their scales are at most 1.
+                        largest = fmaxf(largest, x + log_of_value[c][i]);
+#else
                         largest = fmaxf(largest, x);
+#endif
                     }
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
@@ -278,6 +368,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                         // Every tile has a position that is seen, so the largest is a score.
                         score[c][y * 2 + i] = power(score[c][y * 2 + i] - largest);
                         total[y] += score[c][y * 2 + i];
+#if CODED
+                        score[c][y * 2 + i] *= of_value[c][i];
+#endif
                     }
             }
             if (__any_sync(0xffffffffu, moved)) {
@@ -289,9 +382,34 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                         value[e][y * 2 + 1] *= keep[y];
                     }
             }
-            const u32 a0 = Mma<D>::pack(score[0][0], score[0][1]), a2 = Mma<D>::pack(score[1][0], score[1][1]);
-            const u32 a1 = HALVES > 1 ? Mma<D>::pack(score[0][2], score[0][3]) : 0;
-            const u32 a3 = HALVES > 1 ? Mma<D>::pack(score[1][2], score[1][3]) : 0;
+            typedef Mma<Multiplied> Product;
+            const u32 a0 = Product::pack(score[0][0], score[0][1]), a2 = Product::pack(score[1][0], score[1][1]);
+            const u32 a1 = HALVES > 1 ? Product::pack(score[0][2], score[0][3]) : 0;
+            const u32 a3 = HALVES > 1 ? Product::pack(score[1][2], score[1][3]) : 0;
+#if CODED
+            // A lane has an eighth of the elements of four values, a column of each product.
+#pragma unroll
+            for (int w = 0; w < DIM / 8; w += VALUE_BYTES) {
+                u32 codes[4][VALUE_BYTES / 4];
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    const int at = upper * (DIM / 8) + w;
+                    load_words<VALUE_BYTES / 4>(codes[r], v_side + chunk(pair * 2 + (r & 1) + (r >> 1) * 8, at / 16) + at % 16);
+                }
+#pragma unroll
+                for (int j = 0; j < VALUE_BYTES / 4; ++j)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        u32 low[2], high[2];
+                        const u32 from = half ? 0x7362 : 0x5140;
+                        to_halves(__byte_perm(codes[0][j], codes[1][j], from), low, CODE());
+                        to_halves(__byte_perm(codes[2][j], codes[3][j], from), high, CODE());
+                        const int e = w + j * 4 + half * 2;
+                        Product::of(value[e], a0, a1, a2, a3, low[0], high[0]);
+                        Product::of(value[e + 1], a0, a1, a2, a3, low[1], high[1]);
+                    }
+            }
+#else
 #pragma unroll
             for (int e = 0; e < DIM / 16; ++e) {
                 u32 b[4];
@@ -299,6 +417,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 Mma<D>::of(value[e * 2], a0, a1, a2, a3, b[0], b[1]);
                 Mma<D>::of(value[e * 2 + 1], a0, a1, a2, a3, b[2], b[3]);
             }
+#endif
         }
         // The warps' results, joined in their order through shared memory.
         copies_wait<0>();
@@ -315,9 +434,15 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 totals[warp][h] = total[y];
             }
 #pragma unroll
-            for (int e = 0; e < DIM / 8; ++e)
-                *(float2*)(values + (warp * HEADS + h) * DIM + e * 8 + pair * 2) =
-                    make_float2(value[e][y * 2], value[e][y * 2 + 1]);
+            for (int e = 0; e < DIM / 8; ++e) {
+                float* to = values + (warp * HEADS + h) * DIM;
+#if CODED
+                to[pair * 2 * (DIM / 8) + e] = value[e][y * 2];
+                to[(pair * 2 + 1) * (DIM / 8) + e] = value[e][y * 2 + 1];
+#else
+                *(float2*)(to + e * 8 + pair * 2) = make_float2(value[e][y * 2], value[e][y * 2 + 1]);
+#endif
+            }
         }
         __syncthreads();
         Piece* piece = &share->pieces[begin < low ? 0 : 1];

@@ -1,7 +1,8 @@
 // Rotary position embedding, and the writing of keys and values to a paged cache. Floor: each element read and written
 // once. A block makes HEADS heads of a token.
 // Defines: D of what is rotated; DIM; HEADS of a block; those of `rotate.cuh`; WRITE, 0 or 1; with it CACHE, the dtype
-// of the cache, BLOCK, the tokens of one of its blocks, and SIDES, 2 or 1: with one there is no v.
+// of the cache, BLOCK, the tokens of one of its blocks, and SIDES, 2 or 1: with one there is no v; and CODED, 0 or 1: is the cache of codes, whose
+// scales are written too: of each key and value of a head, its largest magnitude over that of a code.
 // Numbers: tokens, heads, slots of the cache.
 
 #if NORM
@@ -19,9 +20,18 @@ __device__ inline void units_of(const D::Raw* x, int first, int end, float eps, 
 #endif
 
 #if WRITE
+#if CODED
+#define LARGEST_CODE (CACHE::is_float ? 448.0f : 127.0f)
+// The nearest code: of integers the upper one of two, else the even one.
+__device__ inline int code_of(float x, I8) { return (int)fminf(fmaxf(floorf(x + 0.5f), -127.0f), 127.0f); }
+__device__ inline u8 code_of(float x, F8E4M3) { return code_of_f8(x); }
+#endif
 extern "C" __global__ __launch_bounds__(256) void kv_write(
     CACHE::Raw* __restrict__ cache, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v,
     const int* __restrict__ positions, const int* __restrict__ slots,
+#if CODED
+    float* __restrict__ scales,
+#endif
 #if NORM
     const NORM_TYPE::Raw* __restrict__ gain, float eps,
 #endif
@@ -44,6 +54,27 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
     __shared__ float unit[HEADS];
     units_of(k + (i64)token * heads * DIM, start / DIM, end / DIM, eps, unit);
 #endif
+#if CODED
+    // A warp for each row.
+    const int lane = threadIdx.x & 31, rows = (end - start) / DIM * SIDES;
+    for (int r = threadIdx.x >> 5; r < rows; r += blockDim.x >> 5) {
+        const int head = start / DIM + r / SIDES, of_side = r % SIDES;
+        const i64 from = ((i64)token * heads + head) * DIM;
+#if NORM
+        const Head of = {k + from, gain, unit[head - start / DIM]};
+#else
+        const Head of = {k + from};
+#endif
+        auto element = [&](int e) { return of_side ? D::load(v[from + e]) : D::wrap(rotated(of, e, cosine, sine)); };
+        float largest = 0.0f;
+        for (int e = lane; e < DIM; e += 32) largest = op_max(largest, fabsf(element(e)));
+        for (int step = 16; step > 0; step >>= 1) largest = op_max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        const float scale = largest / LARGEST_CODE, divisor = scale == 0.0f ? 1.0f : scale;
+        const i64 to = (((i64)(slot / BLOCK) * SIDES + of_side) * heads + head) * BLOCK + slot % BLOCK;
+        for (int e = lane; e < DIM; e += 32) cache[to * DIM + e] = (CACHE::Raw)code_of(element(e) / divisor, CACHE());
+        if (lane == 0) scales[to] = scale;
+    }
+#else
     const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * SIDES * side + (slot % BLOCK) * DIM;
     for (int i = start + threadIdx.x; i < end; i += blockDim.x) {
         const int head = i / DIM, e = i % DIM;
@@ -56,6 +87,7 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
         cache[to] = CACHE::store(D::wrap(rotated(of, e, cosine, sine)));
         if (SIDES > 1) cache[side + to] = CACHE::store(D::load(v[from + e]));
     }
+#endif
 }
 #else
 extern "C" __global__ __launch_bounds__(256) void rope(

@@ -18,8 +18,21 @@ __device__ inline void stream_async(u32 to, const void* from, bool real) {
 __device__ inline void copy_async(u32 to, const void* from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
+// Four bytes, or zeros.
+__device__ inline void copy_word(u32 to, const void* from, bool real) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
+}
 __device__ inline void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> __device__ inline void copies_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+
+// N words of shared memory, as many in a row.
+template <int N> __device__ inline void load_words(u32* x, u32 from);
+template <> __device__ inline void load_words<2>(u32* x, u32 from) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(from));
+}
+template <> __device__ inline void load_words<4>(u32* x, u32 from) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
+}
 
 // Four 8x8 matrices of 16-bit elements; lane i gives the row i % 8 of matrix i / 8.
 __device__ inline void load_matrices(u32* m, u32 row) {

@@ -254,18 +254,23 @@ pub fn paged_kv([sides, heads, dim]: [usize; 3], window: Option<usize>, options:
 /// The name of one layer's keys and values in the cache.
 pub(crate) const KV: &str = "kv";
 
+/// Is the cache of codes, with a scale for each key and value of each head?
+fn scaled(options: &BuildOptions) -> bool {
+    matches!(options.cache, DType::I8 | DType::F8E4M3)
+}
+
 /// What the name of a cache's scales ends with.
 pub(crate) const SCALES: &str = "_scales";
 
 /// The states of one layer's cache called `name`, such as [`KV`].
 pub(crate) fn cache_states(name: &str, options: &BuildOptions) -> Vec<String> {
-    let scales = (options.cache == DType::I8).then(|| format!("{name}{SCALES}"));
+    let scales = scaled(options).then(|| format!("{name}{SCALES}"));
     [name.to_owned()].into_iter().chain(scales).collect()
 }
 
 /// What one token takes of one layer's keys and values.
 pub(crate) fn kv_bytes([sides, kv_heads, head_dim]: [usize; 3], options: &BuildOptions) -> usize {
-    let scale = if options.cache == DType::I8 { DType::F32.size_bytes() } else { 0 };
+    let scale = if scaled(options) { DType::F32.size_bytes() } else { 0 };
     sides * kv_heads * (head_dim * options.cache.size_bytes() + scale)
 }
 
@@ -280,7 +285,7 @@ pub(crate) struct CacheRows<'a> {
     pub(crate) shape: [usize; 3],
 }
 
-/// The layer's cache called `name`, of a layer with this window, after the rows were added; with its scales where it is of i8.
+/// The layer's cache called `name`, of a layer with this window, after the rows were added; with its scales where it is of codes.
 pub(crate) fn write_cache(
     g: &mut Builder,
     name: &str,
@@ -290,7 +295,7 @@ pub(crate) fn write_cache(
 ) -> GraphResult<Vec<Var>> {
     let ty = paged_kv(new.shape, window, options);
     let mut cache = vec![g.state(name, ty.clone())?];
-    if options.cache == DType::I8 {
+    if scaled(options) {
         let scales = Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec()));
         cache.push(g.state(&format!("{name}{SCALES}"), scales)?);
     }

@@ -1,6 +1,7 @@
 //! The devices that a model runs on.
 
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::sync::Arc;
 
 use ridge_comm::{Cluster, Loopback};
@@ -118,7 +119,14 @@ impl OpenDevice {
         let opened = match placement.device {
             Device::Cpu => Self::cpu(placement),
             Device::Cuda(ordinal) => Self::cuda(ordinal, placement),
-            Device::Auto => Self::cuda(0, placement).or_else(|_| Self::cpu(placement)),
+            Device::Auto => Self::cuda(0, placement).or_else(|why| {
+                // Without a GPU there is nothing to say.
+                if std::path::Path::new("/dev/nvidia0").exists() {
+                    let mut to = std::io::stderr().lock();
+                    let _ = writeln!(to, "warning: the GPU is not used: {why}; --device cpu avoids this message");
+                }
+                Self::cpu(placement)
+            }),
         }?;
         match placement.gpu_memory {
             Some(limit) => opened.limited(limit),

@@ -13,7 +13,10 @@ use crate::error::{Error, refused};
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
     /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
-    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, env = "RIDGE_DEVICE", default_value = "auto",
+        help_heading = "Running"
+    )]
     device: Device,
 
     /// Number of compute threads [default: the cores that this process may use]

@@ -30,8 +30,9 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = FLOATS, ignore_case = true, value_name = "DTYPE")]
     dtype: Option<String>,
 
-    /// Dtype of the KV cache; int8 has one scale per key and value of each head [default: the dtype of activations]
-    #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], ignore_case = true, value_name = "DTYPE")]
+    /// Dtype of the KV cache; int8 and f8 (E4M3) have one scale per key and value of each head [default: the dtype of
+    /// activations]
+    #[arg(long, value_parser = ["f32", "bf16", "f16", "int8", "f8"], ignore_case = true, value_name = "DTYPE")]
     cache_dtype: Option<String>,
 
     /// Activations in products with quantised weights: exact, or rounded to int8 with one scale per 256 values (on the CPU, by
@@ -70,6 +71,7 @@ impl NumberArgs {
             dtype: self.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
             cache_dtype: match self.cache_dtype.as_deref() {
                 Some(name) if name.eq_ignore_ascii_case("int8") => Some(DType::I8),
+                Some(name) if name.eq_ignore_ascii_case(F8) => Some(DType::F8E4M3),
                 name => name.map(|name| dtype("--cache-dtype", name)).transpose()?,
             },
             activations: match self.activations {

@@ -1,12 +1,14 @@
 //! `ridge plan`: JSON, and what mistaken input is told.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
+use crate::common::binary;
+
 fn ridge(line: &str) -> Output {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs");
-    Command::new(env!("CARGO_BIN_EXE_ridge")).args(line.split_whitespace()).current_dir(configs).output().unwrap()
+    binary().args(line.split_whitespace()).current_dir(configs).output().unwrap()
 }
 
 fn json(line: &str) -> Value {
@@ -443,6 +445,6 @@ fn devices_are_listed_and_models_of_a_few_numbers_are_planned() {
         r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#,
     ];
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs");
-    let output = Command::new(env!("CARGO_BIN_EXE_ridge")).args(scaled).current_dir(configs).output().unwrap();
+    let output = binary().args(scaled).current_dir(configs).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
-use crate::common::repository;
+use crate::common::{binary, repository};
 use crate::common::server::{Server, read_answer};
 use crate::common::tools::{ask, content, tools, with_tools};
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ fn encoders_make_vectors() {
 #[test]
 fn the_log_has_no_prompts_unless_it_is_asked_to() {
     for (args, has) in [(&["--log-format", "json"][..], false), (&["--log-prompts", "--log-level", "debug"], true)] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+        let mut command = binary();
         command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline"]).args(args);
         let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
         let (server, mut log) = Server::adopt(&mut child);
@@ -128,7 +128,7 @@ fn the_log_has_no_prompts_unless_it_is_asked_to() {
 
 #[test]
 fn log_that_nobody_reads_stops_no_answer() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+    let mut command = binary();
     command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline", "--log-level", "debug"]);
     let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
     let (server, log) = Server::adopt(&mut child);
@@ -145,7 +145,7 @@ fn log_that_nobody_reads_stops_no_answer() {
 
 #[test]
 fn server_that_ends_says_so_and_ends_streams_with_an_error() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+    let mut command = binary();
     command.args([
         "serve",
         "--port",

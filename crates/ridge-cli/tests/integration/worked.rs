@@ -1,7 +1,7 @@
 //! The worked problems of `docs/worked`: every command is run and must print what the page shows.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use crate::common::binary;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -9,7 +9,7 @@ fn root() -> PathBuf {
 
 /// What the command behind `$ ridge` prints.
 fn run(line: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_ridge"))
+    let output = binary()
         .args(line.split_whitespace())
         .current_dir(root().join("fixtures/configs"))
         .output()

@@ -84,11 +84,14 @@ pub(super) fn entries() -> [KernelEntry; 7] {
 fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
     let [q, kv, table, ..] = &spec.inputs[..] else { return Err("attention takes five inputs".into()) };
+    let scaled = spec.inputs.len() > 5 + usize::from(op.slopes) + usize::from(op.sinks);
     // Single tokens leave more pieces to a few tokens, which rarely are of one sequence.
     let together = if q.shape[0] > TOKENS { TOKENS } else { 1 };
     #[cfg(target_arch = "x86_64")]
-    let on_tiles =
-        simd::isa() == simd::Isa::Amx && amx::takes(q.dtype, q.shape[2]) && !(op.chunked || op.slopes || op.sinks);
+    let on_tiles = simd::isa() == simd::Isa::Amx
+        && amx::takes(q.dtype, q.shape[2])
+        && !(op.chunked || op.slopes || op.sinks)
+        && (!scaled || kv.dtype == DType::I8);
     #[cfg(target_arch = "x86_64")]
     let together = match q.shape[1].checked_div(kv.shape[2]) {
         Some(group) if on_tiles && together > 1 => tiles::together(q.shape[0], group),
@@ -99,8 +102,8 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
         window: op.window,
         chunked: op.chunked,
         softcap: op.softcap.map(|cap| cap as f32),
-        slopes: op.slopes.then_some(5 + usize::from(kv.dtype == DType::I8)),
-        sinks: op.sinks.then_some(5 + usize::from(kv.dtype == DType::I8) + usize::from(op.slopes)),
+        slopes: op.slopes.then_some(5 + usize::from(scaled)),
+        sinks: op.sinks.then_some(5 + usize::from(scaled) + usize::from(op.slopes)),
         tokens: q.shape[0],
         heads: q.shape[1],
         kv_heads: kv.shape[2],
@@ -110,6 +113,7 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
         blocks: kv.shape[0],
         block_size: kv.shape[3],
         cache: kv.dtype,
+        scaled,
         sequences: table.shape[0],
         table: table.shape[1],
         together,
@@ -150,7 +154,7 @@ impl CpuKernel for AttentionKernel {
             return self.run_on_tiles(io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]
-        if packed::takes(self.dim) && self.cache != DType::I8 && self.slopes.is_none() && self.sinks.is_none() {
+        if packed::takes(self.dim) && !self.scaled && self.slopes.is_none() && self.sinks.is_none() {
             return self.run_packed(io, pieces, scratch);
         }
         self.run_in_lanes(io, pieces, scratch);

@@ -1,5 +1,5 @@
 //! Writes a step's keys and values into the cache, in place; keys are rotated on the way where the graph does that, and
-//! all are rounded to codes where the cache is of i8.
+//! all are rounded to codes where the cache has scales.
 //!
 //! Floor: keys and values read once and written once.
 
@@ -43,6 +43,8 @@ struct KvWrite {
     block_size: usize,
     dim: usize,
     cache: DType,
+    /// Has the cache scales of its rows?
+    scaled: bool,
     tokens: usize,
     dtype: DType,
 }
@@ -59,6 +61,7 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
         block_size,
         dim,
         cache: spec.inputs[0].dtype,
+        scaled: spec.outputs.len() > 1,
         tokens: spec.inputs[1].shape[0],
         dtype: spec.inputs[1].dtype,
     }))
@@ -109,14 +112,34 @@ impl KvWrite {
             let at = ((block * self.sides + side) * self.heads + head) * self.block_size + offset;
             // SAFETY: only the last token of this slot writes there, and it is among our pieces.
             unsafe {
-                if self.cache == DType::I8 {
+                let elements = at * self.dim..(at + 1) * self.dim;
+                if self.scaled {
                     let scale = &mut io.output::<f32>(1).part(at..at + 1)[0];
-                    *scale = to_codes(row, io.output::<i8>(0).part(at * self.dim..(at + 1) * self.dim));
+                    *scale = match self.cache {
+                        DType::I8 => to_codes(row, io.output::<i8>(0).part(elements)),
+                        _ => to_f8(row, io.output::<simd::E4M3>(0).part(elements)),
+                    };
                 } else {
                     simd::store(io, 0, self.cache, at * self.dim, row);
                 }
             }
         }
+    }
+}
+
+vectorised! {
+    /// Rounds `x` to E4M3 and gives their scale, which is NaN if an element is.
+    fn to_f8(x: &[f32], codes: &mut [simd::E4M3]) -> f32 {
+        const LARGEST: f32 = 448.0;
+        let larger = |most, x: f32| if x > most || x.is_nan() { x } else { most };
+        let largest = x.iter().fold(0f32, |most, x| larger(most, x.abs()));
+        let scale = largest / LARGEST;
+        let divisor = if scale == 0.0 { 1.0 } else { scale };
+        for (code, x) in codes.iter_mut().zip(x) {
+            // Of the smallest numbers the scale is rounded far.
+            *code = simd::Element::narrow((x / divisor).clamp(-LARGEST, LARGEST));
+        }
+        scale
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) const ATTENTION: KernelText<'_> =
         .with_tiles()
         .early_launch();
 pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/codes.cuh"),
     include_str!("../../kernels/rotate.cuh"),
     include_str!("../../kernels/runs.cuh"),
     include_str!("../../kernels/attention_decode.cu")
@@ -33,8 +34,13 @@ pub(super) const PROMPT: KernelText<'_> =
         .with_hopper()
         .early_launch()
         .persistent(1);
-pub(super) const TILES: KernelText<'_> =
-    KernelText::new(include_str!("../../kernels/attention_tiles.cu")).with_tiles().early_launch();
+pub(super) const TILES: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/codes.cuh"),
+    include_str!("../../kernels/runs.cuh"),
+    include_str!("../../kernels/attention_tiles.cu")
+))
+.with_tiles()
+.early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let entry = CudaKernelEntry::new;
@@ -64,19 +70,47 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             |body| supports(body, 2, true),
             make,
         ),
+        entry(
+            "attention_codes",
+            "attention(q, kv, block_table, seq_ids, positions, scales)",
+            |body| supports(body, 1, false),
+            make,
+        ),
+        entry(
+            "rope_attention_codes",
+            "attention(rope(q, positions), kv, block_table, seq_ids, positions, scales)",
+            |body| supports(body, 2, false),
+            make,
+        ),
+        entry(
+            "norm_rope_attention_codes",
+            "attention(rope(rms_norm(q, w), positions), kv, block_table, seq_ids, positions, scales)",
+            |body| supports(body, 3, false),
+            make,
+        ),
+        entry(
+            "attention_codes_sinks",
+            "attention(q, kv, block_table, seq_ids, positions, scales, sinks)",
+            |body| supports(body, 1, true),
+            make,
+        ),
+        entry(
+            "rope_attention_codes_sinks",
+            "attention(rope(q, positions), kv, block_table, seq_ids, positions, scales, sinks)",
+            |body| supports(body, 2, true),
+            make,
+        ),
     ];
     // Contexts are cut into a number of spans that the bucket's extents give.
     entries.map(CudaKernelEntry::numerics_by_extents).into()
 }
 
-/// What a block holds of its heads fits into shared memory; what is behind the positions is `sinks` or nothing.
+/// What a block holds of its heads fits into shared memory; `sinks` says whether there are such, behind the scales.
 fn supports(body: &Function, kv: usize, sinks: bool) -> bool {
-    // Chunks have no kernel yet, nor have slopes, and scales of codes, which are further inputs.
+    // Chunks have no kernel yet, nor have slopes, which are a further input.
     let plain = composite::<PagedAttention>(body).is_some_and(|op| !op.chunked && !op.slopes && op.sinks == sinks);
-    let codes = body.args[kv].ty.dtype == DType::I8;
     let kv = &body.args[kv].ty.shape.0;
     plain
-        && !codes
         && kv[2].as_const().is_some_and(|heads| heads > 0)
         && kv[4].as_const().is_some_and(|dim| (1..=MOST).contains(&dim))
 }
@@ -99,13 +133,17 @@ const COLUMNS: usize = 64;
 
 /// Blocks of the decode kernel: two for each multiprocessor of a full GPU. Each has a counter in [`OperandSlot::Zeros`].
 const DECODE_BLOCKS: usize = 264;
-const _: () = assert!(DECODE_BLOCKS * 4 <= ZERO_BYTES);
+/// The same over codes, which take more instructions for their bytes: three.
+const DECODE_BLOCKS_OF_CODES: usize = 396;
+const _: () = assert!(DECODE_BLOCKS_OF_CODES * 4 <= ZERO_BYTES);
 /// The most tokens of a step of the decode kernel, whose prefix sums are in shared memory, alone and beside the prompt kernel.
 const DECODE_TOKENS: usize = 2048;
 const MIXED_TOKENS: usize = 8192;
 /// The least shared memory of its blocks in bytes: two fit on a multiprocessor, but not a third, which would be of the next launch
 /// where launches overlap, and leave that launch with blocks unevenly placed (23 % slower at 256 x 1024).
 const DECODE_SHARED: usize = 80 << 10;
+/// The same where three fit.
+const DECODE_SHARED_OF_CODES: usize = 60 << 10;
 /// Stages of a warp's ring in the decode kernel.
 const DECODE_STAGES: usize = 2;
 
@@ -135,6 +173,8 @@ pub(super) struct AttentionCall<'a> {
     sides: usize,
     block: usize,
     cache: DType,
+    /// Has the cache scales of its rows?
+    coded: bool,
     dtype: DType,
 }
 
@@ -149,13 +189,20 @@ impl AttentionCall<'_> {
             ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
             ("SINKS", u8::from(self.op.sinks).to_string()),
+            ("CODED", u8::from(self.coded).to_string()),
+            ("CODE", name(self.cache).into()),
             ("SELECTED", self.selected.unwrap_or(0).to_string()),
         ]
     }
 
-    /// q, then cache, block table, rows of it, positions, and sinks if there are such.
+    /// Inputs behind the positions: scales and sinks, if there are such.
+    fn more(&self) -> usize {
+        usize::from(self.coded) + usize::from(self.op.sinks)
+    }
+
+    /// q, then cache, block table, rows of it, positions, and what is behind them.
     fn inputs(&self, q: OperandSlot) -> Vec<LaunchArg> {
-        let inputs = self.first..self.first + 4 + usize::from(self.op.sinks);
+        let inputs = self.first..self.first + 4 + self.more();
         std::iter::once(LaunchArg::Pointer(q, 0)).chain(inputs.map(input)).collect()
     }
 
@@ -169,22 +216,37 @@ impl AttentionCall<'_> {
         Ok((CudaKernel { scratch: spec.inputs[0].bytes, ..kernel }, OperandSlot::Scratch))
     }
 
-    /// On tensor cores, a tile of tokens at a time.
-    fn tiles(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    /// On tensor cores, a tile of tokens at a time; with `mixed`, tokens of sequences that have fewer than [`MANY`] in the step
+    /// each for themselves.
+    fn tiles(&self, spec: &CudaKernelSpec<'_>, mixed: bool) -> Result<CudaKernel, String> {
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         let (mut kernel, q) = self.rotated(spec)?;
+        let few = if mixed { MANY } else { 0 };
         let mut args = self.inputs(q);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
-        let source = source("attention_tiles", &self.defines(), &TILES);
+        let mut defines = self.defines();
+        defines.push(("FEW", few.to_string()));
+        let source = source("attention_tiles", &defines, &TILES);
         let mut tiles = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
         set_shared(&mut tiles, 2 * 2 * COLUMNS * self.dim * 2);
         kernel.actions.extend(tiles.actions);
+        if mixed {
+            self.and_singles(spec, q, &mut kernel)?;
+        }
         Ok(kernel)
+    }
+
+    /// `kernel` of tiles, and the tokens that it leaves out, each for itself.
+    fn and_singles(&self, spec: &CudaKernelSpec<'_>, q: OperandSlot, kernel: &mut CudaKernel) -> Result<(), String> {
+        let singles = self.decode(spec, q, None, kernel.scratch, MANY)?;
+        kernel.actions.extend(singles.actions);
+        kernel.scratch = singles.scratch;
+        Ok(())
     }
 
     /// Does the prompt kernel take this cache?
     fn fits_prompt(&self) -> bool {
-        matches!(self.dim, 64 | 128) && self.block.is_multiple_of(8) && PROMPT_COLUMNS.is_multiple_of(self.block)
+        self.cache == self.dtype && matches!(self.dim, 64 | 128) && self.block.is_multiple_of(8) && PROMPT_COLUMNS.is_multiple_of(self.block)
     }
 
     /// On Hopper's tensor cores, a tile of tokens at a time; with `mixed`, tokens of sequences that have fewer than [`MANY`]
@@ -231,9 +293,7 @@ impl AttentionCall<'_> {
         set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024);
         kernel.actions.extend(tiles.actions);
         if mixed {
-            let singles = self.decode(spec, q, None, kernel.scratch, few)?;
-            kernel.actions.extend(singles.actions);
-            kernel.scratch = singles.scratch;
+            self.and_singles(spec, q, &mut kernel)?;
         }
         Ok(kernel)
     }
@@ -268,9 +328,12 @@ impl AttentionCall<'_> {
         let heads = share.min(16);
         // Wide heads take more registers and shared memory for each warp.
         let warps = if self.dim > 128 { 2 } else { 4 };
+        // As many bytes on their way.
+        let stages = if self.coded { 2 * DECODE_STAGES } else { DECODE_STAGES };
         // Few units are cut into fewer pieces.
         let units = self.tokens * self.keys * share.div_ceil(heads);
-        let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { DECODE_BLOCKS };
+        let most = if self.coded { DECODE_BLOCKS_OF_CODES } else { DECODE_BLOCKS };
+        let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { most };
         let mut defines = self.defines();
         defines.extend(rope::rotation(rope));
         let normed = rope.is_some() && self.normed;
@@ -280,8 +343,8 @@ impl AttentionCall<'_> {
             ("HEADS", heads.to_string()),
             ("FEW", few.to_string()),
             ("WARPS", warps.to_string()),
-            ("STAGES", DECODE_STAGES.to_string()),
-            ("MAX_BLOCKS", DECODE_BLOCKS.to_string()),
+            ("STAGES", stages.to_string()),
+            ("MAX_BLOCKS", most.to_string()),
         ]);
         let used = used.next_multiple_of(16);
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, used);
@@ -293,12 +356,14 @@ impl AttentionCall<'_> {
         args.push(n);
         let source = source("attention_decode", &defines, &DECODE);
         let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
-        // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks.
-        let chunks = self.dim / 8;
-        let row = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
-        let ring = warps * DECODE_STAGES * 2 * 16 * row;
-        let results = (warps * heads * self.dim * 4).max(heads * DECODE_BLOCKS * 4);
-        set_shared(&mut kernel, (ring.max(results) + (self.tokens + 1) * 4).max(DECODE_SHARED));
+        // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks; codes have scales behind them.
+        let chunks = self.dim * self.cache.size_bytes() / 16;
+        let row = if self.coded || chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
+        let stage = 2 * 16 * row + if self.coded { 128 } else { 0 };
+        let ring = warps * stages * stage;
+        let results = (warps * heads * self.dim * 4).max(heads * most * 4);
+        let least = if self.coded { DECODE_SHARED_OF_CODES } else { DECODE_SHARED };
+        set_shared(&mut kernel, (ring.max(results) + (self.tokens + 1) * 4).max(least));
         // `Share` of the text: two pieces of every head's maximum, sum and values.
         kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)
@@ -327,6 +392,7 @@ impl<'a> AttentionCall<'a> {
         let rope = spec.composite::<Rope>();
         let normed = spec.composite::<RmsNorm>().is_some();
         let first = 1 + usize::from(rope.is_some()) + usize::from(normed);
+        let coded = spec.inputs.len() > first + 4 + usize::from(op.sinks);
         let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
         let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
             return Err("q must have three axes and the cache five".into());
@@ -346,6 +412,7 @@ impl<'a> AttentionCall<'a> {
             sides: *sides,
             block: *block,
             cache: kv.dtype,
+            coded,
             dtype: q.dtype,
         })
     }
@@ -357,29 +424,31 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     if call.fits_latent() {
         return call.of_tokens(spec);
     }
-    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[call.first], &spec.inputs[call.first + 1]);
-    let (tokens, dim, blocks, sides, keys, block) =
-        (&call.tokens, &call.dim, &call.blocks, &call.sides, &call.keys, &call.block);
-    let cores = *sides == 2 && op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
+    let table = &spec.inputs[call.first + 1];
+    let (tokens, dim) = (call.tokens, call.dim);
+    let cores = call.sides == 2
+        && op.scale > 0.0
+        && matches!(call.dtype, DType::BF16 | DType::F16)
+        && (call.coded || call.cache == call.dtype);
     // Rows of the cache are numbered by 32 bits there.
-    let numbered = blocks * 2 * keys * block <= i32::MAX as usize;
-    let decodes = |most| cores && dim.is_multiple_of(16) && *tokens <= most && numbered;
+    let numbered = call.blocks * 2 * call.keys * call.block <= i32::MAX as usize;
+    let decodes = |most| cores && dim.is_multiple_of(if call.coded { 64 } else { 16 }) && tokens <= most && numbered;
     let sequences = table.shape[0].max(1);
-    let elsewhere = if cores && *tokens >= MANY * sequences && matches!(dim, 64 | 128) {
-        call.tiles(spec)?
+    let tiled = cores && matches!(dim, 64 | 128);
+    let elsewhere = if tiled && tokens >= MANY * sequences {
+        call.tiles(spec, false)?
     } else if decodes(DECODE_TOKENS) {
         call.decode_all(spec)?
     } else {
         call.tokens(spec)?
     };
     // A step that gives as many rows of logits as it has tokens is one of single tokens.
-    let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= *tokens);
-    if *tokens < MANY
-        || singles
-        || !(cores && numbered && call.fits_prompt())
-        || (sequences > 1 && !decodes(MIXED_TOKENS))
-    {
+    let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= tokens);
+    if tokens < MANY || singles || !(tiled && numbered) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
         return Ok(elsewhere);
+    }
+    if !call.fits_prompt() {
+        return call.tiles(spec, sequences > 1);
     }
     let there = call.prompt(spec, sequences > 1)?;
     Ok(CudaKernel {

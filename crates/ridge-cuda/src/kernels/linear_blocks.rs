@@ -169,7 +169,11 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
     let sides: usize = if gated { 2 } else { 1 };
     let ring =
         |warps: usize, stages: usize| distinct.iter().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0);
-    let warps = if ring(8, 2) <= MAX_RING_BYTES { 8 } else { 4 };
+    // Fewer warps are more blocks to a multiprocessor, which pays where a warp has much to do; but the norm of one row would need a
+    // launch of its own, which pays for many scales alone.
+    let scales = distinct.iter().map(|f| f.scales).max().unwrap_or(0);
+    let busy = linears.rows > 8 || (gated && (scales > CHUNK / 32 || !one || linears.norm.is_none()));
+    let warps = if busy || ring(8, 2) > MAX_RING_BYTES { 4 } else { 8 };
     let stages = if ring(warps, 3) <= SMALL_RING_BYTES { 3 } else { 2 };
     let ring = ring(warps, stages);
     // One row's norm is made on the way, if the block has the threads for its sums; those of several rows would keep the

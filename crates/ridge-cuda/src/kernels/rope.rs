@@ -24,14 +24,39 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             two_sided,
             write,
         ),
-        CudaKernelEntry::new("key_write", "kv_write(kv, k, slots)", |_| true, write),
-        CudaKernelEntry::new("rope_key_write", "kv_write(kv, rope(k, positions), slots)", |_| true, write),
+        CudaKernelEntry::new("key_write", "kv_write(kv, k, slots)", one_sided, write),
+        CudaKernelEntry::new("rope_key_write", "kv_write(kv, rope(k, positions), slots)", one_sided, write),
+        CudaKernelEntry::new("kv_write_codes", "kv_write(kv, k, v, slots, scales)", |body| two_sided(body) && some(body), write),
+        CudaKernelEntry::new(
+            "rope_kv_write_codes",
+            "kv_write(kv, rope(k, positions), v, slots, scales)",
+            |body| two_sided(body) && some(body),
+            write,
+        ),
+        CudaKernelEntry::new(
+            "norm_rope_kv_write_codes",
+            "kv_write(kv, rope(rms_norm(k, w), positions), v, slots, scales)",
+            |body| two_sided(body) && some(body),
+            write,
+        ),
+        CudaKernelEntry::new("key_write_codes", "kv_write(kv, k, slots, scales)", |body| one_sided(body) && some(body), write),
+        CudaKernelEntry::new("rope_key_write_codes", "kv_write(kv, rope(k, positions), slots, scales)", |body| one_sided(body) && some(body), write),
     ]
 }
 
 /// Has the cache, the first argument, keys and values? One of codes with one side has scales in the place of slots.
 fn two_sided(body: &Function) -> bool {
     body.args[0].ty.shape.0[1].as_const() == Some(2)
+}
+
+/// Are keys the values too?
+fn one_sided(body: &Function) -> bool {
+    body.args[0].ty.shape.0[1].as_const() == Some(1)
+}
+
+/// Have heads elements? Without, there are scales all the same, and nothing to launch for.
+fn some(body: &Function) -> bool {
+    body.args[0].ty.shape.0[4].as_const().is_some_and(|dim| dim > 0)
 }
 
 /// Heads of a block: a token's angles are taken once for them, and few tokens are many blocks.
@@ -100,6 +125,7 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let held = held(tokens, heads);
     let [dim_text, block_text, sides_text, held_text] = [dim, block, sides, held].map(|n| n.to_string());
     let (norm, gain) = head_norm(spec, 2);
+    let coded = spec.outputs.len() > 1;
     let defines = [
         ("D", name(k.dtype)),
         ("CACHE", name(cache.dtype)),
@@ -107,6 +133,7 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         ("BLOCK", &*block_text),
         ("SIDES", &*sides_text),
         ("HEADS", &*held_text),
+        ("CODED", if coded { "1" } else { "0" }),
         ("WRITE", "1"),
     ];
     let defines = [&defines[..], &norm].concat();
@@ -115,6 +142,7 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let slots = rest + sides - 1;
     let (positions, v) = (if op.is_some() { rest - 1 } else { slots }, rest);
     let mut args = vec![output(0), input(1), input(v), input(positions), input(slots)];
+    args.extend(coded.then(|| output(1)));
     args.extend(gain);
     args.push(numbers(&[tokens, heads, blocks * block]));
     grid(source("kv_write", op, &defines), [tokens * usize::from(dim > 0), heads.div_ceil(held), 1], 256, args)

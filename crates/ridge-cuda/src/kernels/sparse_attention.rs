@@ -68,7 +68,7 @@ fn index(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let (tokens, heads, dim) = (q.shape[0], q.shape[1], q.shape[2]);
     let (columns, block) = (table.shape[1], keys.shape[3]);
     let tile = tile(heads, dim).ok_or("no tile of keys fits into shared memory")?;
-    let scaled = keys.dtype == DType::I8;
+    let scaled = spec.inputs.len() > 6;
     let defines = [
         ("D", name(q.dtype).to_owned()),
         ("W", name(w.dtype).to_owned()),

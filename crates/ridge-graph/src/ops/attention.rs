@@ -24,7 +24,7 @@ use crate::work::{AttentionWork, Work};
 /// `q`: `[tokens, heads, dim]` of any float dtype; `kv`: the state of [`KvWrite`](super::KvWrite),
 /// `[blocks, 2, kv_heads, block_size, dim]`, which is read and not replaced; `block_table`: i32
 /// `[sequences, blocks of a sequence]`; `seq_ids`: i32 `[tokens]`, the row of the table, negative for padding;
-/// `positions`: i32 `[tokens]`. Behind them a cache of i8 has its scales, then come `slopes` and `sinks`, f32 `[heads]` each,
+/// `positions`: i32 `[tokens]`. Behind them a cache of codes has its scales, then come `slopes` and `sinks`, f32 `[heads]` each,
 /// where the op has them. Gives the type of `q`.
 ///
 /// Where the cache has one side, `[blocks, 1, kv_heads, block_size, dim]`, keys are the values too (DeepSeek-AI 2024,
@@ -71,8 +71,9 @@ impl PagedAttention {
     }
 
     /// Of the inputs behind the positions the scales, the slopes and the sinks.
-    fn rest<'a, T>(&self, kv: &Type, rest: &'a [T]) -> (&'a [T], Option<&'a T>, Option<&'a T>) {
-        let (scales, per_head) = rest.split_at(rest.len().min(usize::from(kv.dtype == DType::I8)));
+    fn rest<'a, T>(&self, rest: &'a [T]) -> (&'a [T], Option<&'a T>, Option<&'a T>) {
+        let of_heads = usize::from(self.slopes) + usize::from(self.sinks);
+        let (scales, per_head) = rest.split_at(rest.len().saturating_sub(of_heads));
         let (slopes, sinks) = per_head.split_at(per_head.len().min(usize::from(self.slopes)));
         (scales, slopes.first(), sinks.first())
     }
@@ -98,7 +99,7 @@ impl Composite for PagedAttention {
         }
         want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
         want("positions", positions, DType::I32, [&q.shape.0[0]])?;
-        let (scales, slopes, sinks) = self.rest(kv, rest);
+        let (scales, slopes, sinks) = self.rest(rest);
         super::kv_write::want_scales(kv, scales)?;
         for (name, given, there) in [("slopes", self.slopes, slopes), ("sinks", self.sinks, sinks)] {
             match there {
@@ -106,9 +107,6 @@ impl Composite for PagedAttention {
                 None if !given => {}
                 _ => return Err(takes(if given { name } else { "no more inputs" }, inputs)),
             }
-        }
-        if rest.len() != scales.len() + usize::from(self.slopes) + usize::from(self.sinks) {
-            return Err(takes("no more inputs than it has switches for", inputs));
         }
         if self.chunked && self.window.is_none() {
             return Err("chunks need their length, a window".into());
@@ -125,7 +123,7 @@ impl Composite for PagedAttention {
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let [q, kv, table, ids, positions, rest @ ..] = inputs else { unreachable!("infer has counted the inputs") };
         let (qt, kt) = (g.ty(*q)?.clone(), g.ty(*kv)?.clone());
-        let (scales, slopes, sinks) = self.rest(&kt, rest);
+        let (scales, slopes, sinks) = self.rest(rest);
         let fail = |g: &Builder, why: Why| GraphError::usage(g.scope(), why);
         let (group, heads) = query_groups(&qt, &kt).map_err(|why| fail(g, why))?;
         let (tokens, dim) = (&qt.shape.0[0], &qt.shape.0[2]);
@@ -193,7 +191,7 @@ impl Composite for PagedAttention {
         let scores = &Poly::from(&q.shape.0[1]) * &symbol(&self.pairs);
         let sides = super::kv_write::sides(kv);
         let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * ((sides * kv.dtype.size_bytes()) as i128);
-        let (scales, _, _) = self.rest(kv, &inputs[5..]);
+        let (scales, _, _) = self.rest(&inputs[5..]);
         if let Some(scales) = scales.first() {
             token += &(Poly::from(&kv.shape.0[2]) * ((sides * scales.dtype.size_bytes()) as i128));
         }
@@ -251,7 +249,7 @@ impl Builder {
         Ok(self.composite(op, &[q, kv, block_table, seq_ids, positions])?[0])
     }
 
-    /// As [`Builder::attention`], with further inputs: the scales of a cache of i8, slopes and sinks, in this order.
+    /// As [`Builder::attention`], with further inputs: the scales of a cache of codes, slopes and sinks, in this order.
     ///
     /// # Errors
     /// As there, and when they are not those that `kv` and `op` ask for.
@@ -321,13 +319,28 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         ((&[(70, 3), (0, 9), (530, 1)], 1, 16, 0, 20, 1, 64, dtype, None, None), PLAIN, 1),
         ((&[(130, 1)], 0, 8, 1, 8, 2, 192, dtype, None, None), PLAIN, 1),
     ];
+    // Caches of codes, with scales: single tokens and prompts, of random numbers of their own too.
+    let of_codes: [(Case<'_>, [bool; 3], usize); 7] = [
+        ((&[(33, 1), (63, 1), (300, 1)], 1, 16, 0, 8, 2, 128, DType::I8, None, None), PLAIN, 2),
+        ((&[(33, 1), (63, 1), (300, 1)], 1, 16, 0, 8, 2, 128, DType::F8E4M3, None, None), PLAIN, 2),
+        ((&[(530, 1), (0, 1)], 0, 16, 0, 20, 1, 64, DType::F8E4M3, Some(100), Some(4.0)), SINKS, 2),
+        ((&[(40, 90), (0, 33)], 3, 16, 0, 4, 2, 128, DType::I8, None, None), PLAIN, 2),
+        ((&[(40, 90), (0, 33)], 3, 16, 0, 4, 2, 64, DType::F8E4M3, Some(40), None), SINKS, 2),
+        ((&[(70, 1), (130, 1)], 0, 8, 1, 8, 2, 192, DType::I8, None, None), PLAIN, 2),
+        ((&[(33, 2), (20, 17)], 0, 16, 0, 8, 1, 36, DType::F8E4M3, None, None), PLAIN, 1),
+    ];
     let mut samples = Vec::new();
     let all = cases.into_iter().map(|case| (case, PLAIN)).chain(more).map(|(case, kinds)| (case, kinds, 2));
     let all: Vec<_> = all.chain(one_sided.into_iter().map(|case| (case, PLAIN, 1))).collect();
-    let before = all.len();
-    let mut of_wide = Rng::new(23);
-    for (nth, (case, [chunked, slopes, sinks], sides)) in all.into_iter().chain(wide).enumerate() {
-        let rng = if nth < before { &mut *rng } else { &mut of_wide };
+    let (before, unscaled) = (all.len(), all.len() + wide.len());
+    let (mut of_wide, mut of_scaled) = (Rng::new(23), Rng::new(31));
+    let all = all.into_iter().chain(wide).chain(of_codes);
+    for (nth, (case, [chunked, slopes, sinks], sides)) in all.enumerate() {
+        let rng = match nth {
+            nth if nth < before => &mut *rng,
+            nth if nth < unscaled => &mut of_wide,
+            _ => &mut of_scaled,
+        };
         let (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) = case;
         let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, spare);
         let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
@@ -339,7 +352,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             .input(step.block_table)
             .input(step.seq_ids)
             .input(step.positions);
-        if stored == DType::I8 {
+        if stored == DType::I8 || nth >= unscaled {
             sample = sample.state(super::paging::scales(rng, &cache[..4]));
         }
         if slopes {

@@ -1,11 +1,13 @@
 //! Writes keys and values of a step's tokens into a paged cache (Kwon et al. 2023, "Efficient Memory Management for
 //! Large Language Model Serving with PagedAttention", section 4).
 
+use super::quantize::{float8, largest_magnitude};
 use super::require::{flat, takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
+use crate::format::CodeType;
 use crate::graph::{Builder, Composite, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
@@ -24,7 +26,8 @@ use crate::why::Why;
 ///
 /// A cache of i8 has scales behind the other inputs, a state f32 `[blocks, sides, kv_heads, block_size]`, and gives both: each
 /// key and value of each head is its codes, -127 to 127, times its scale, which is its largest magnitude over 127. Codes
-/// are the nearest, ties upwards.
+/// are the nearest, ties upwards. A cache of f8e4m3 may have scales too, the largest magnitude over 448; its codes are
+/// the nearest, ties to even.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvWrite;
 
@@ -56,23 +59,33 @@ pub(super) fn want_cache(kv: &Type) -> Result<&[Dim], Why> {
 
 /// Requires scales where the cache `kv` has some, and none where it has none.
 pub(super) fn want_scales(kv: &Type, scales: &[Type]) -> Result<(), Why> {
-    match (kv.dtype == DType::I8, scales) {
-        (false, []) => Ok(()),
-        (true, [scales]) if *scales == scales_of(kv) => Ok(()),
-        (true, [scales]) => Err(format!("the scales of kv must be {}, got {scales}", scales_of(kv))),
-        (true, _) => Err(format!("kv of i8 needs its scales, {}", scales_of(kv))),
-        (false, _) => Err(format!("only kv of i8 has scales, got {kv}")),
+    match (kv.dtype, scales) {
+        (DType::I8, []) => Err(format!("kv of i8 needs its scales, {}", scales_of(kv))),
+        (_, []) => Ok(()),
+        (DType::I8 | DType::F8E4M3, [scales]) if *scales == scales_of(kv) => Ok(()),
+        (DType::I8 | DType::F8E4M3, [scales]) => {
+            Err(format!("the scales of kv must be {}, got {scales}", scales_of(kv)))
+        }
+        (DType::I8 | DType::F8E4M3, _) => Err(format!("kv has one state of scales, got {}", scales.len())),
+        _ => Err(format!("only kv of i8 or f8e4m3 has scales, got {kv}")),
     }
 }
 
-/// The scales of a cache of i8.
+/// The scales of a cache of codes.
 fn scales_of(kv: &Type) -> Type {
     Type::state(DType::F32, Shape(kv.shape.0[..4].to_vec()))
 }
 
-/// F32 `[tokens, kv_heads, dim]` as codes, i8, and their scales, f32 `[tokens, kv_heads]`.
-fn to_codes(g: &mut Builder, x: Var) -> Result<(Var, Var)> {
+/// F32 `[tokens, kv_heads, dim]` as codes of `dtype`, i8 or f8e4m3, and their scales, f32 `[tokens, kv_heads]`.
+fn to_codes(g: &mut Builder, x: Var, dtype: DType) -> Result<(Var, Var)> {
     let shape = g.ty(x)?.shape.clone();
+    let of_scales = Shape(shape.0[..2].to_vec());
+    if dtype == DType::F8E4M3 {
+        let largest = largest_magnitude(g, x, std::iter::once(2))?;
+        let most = g.constant(DType::F32, f64::from(CodeType::F8E4M3.largest()))?;
+        let scale = g.div(largest, most)?;
+        return Ok((float8(g, x, scale, CodeType::F8E4M3)?, g.reshape(scale, of_scales)?));
+    }
     let magnitudes = g.abs(x)?;
     let largest = g.reduce_max(magnitudes, 2)?;
     let number = |g: &mut Builder, value| g.constant(DType::F32, value);
@@ -89,7 +102,7 @@ fn to_codes(g: &mut Builder, x: Var) -> Result<(Var, Var)> {
     // Of the smallest numbers the scale is rounded far.
     let code = g.min(code, most)?;
     let code = g.max(code, least)?;
-    Ok((g.cast(code, DType::I8)?, g.reshape(scale, Shape(shape.0[..2].to_vec()))?))
+    Ok((g.cast(code, DType::I8)?, g.reshape(scale, of_scales)?))
 }
 
 impl Composite for KvWrite {
@@ -126,10 +139,10 @@ impl Composite for KvWrite {
         let (mut rows, mut scales) = (Vec::with_capacity(new_rows.len()), Vec::new());
         for new in new_rows {
             let mut new = *new;
-            if kv.dtype == DType::I8 {
+            if !of_codes.is_empty() {
                 let scale;
                 let x = g.cast(new, DType::F32)?;
-                (new, scale) = to_codes(g, x)?;
+                (new, scale) = to_codes(g, x, kv.dtype)?;
                 scales.push(g.reshape(scale, Shape::new([&tokens, &1.into(), heads]))?);
             }
             let new = g.cast(new, kv.dtype)?;
@@ -182,7 +195,7 @@ impl Builder {
         Ok(self.composite(KvWrite, &[kv, k, v, slots])?[0])
     }
 
-    /// As [`Builder::kv_write`], with the rows of each side that the cache has, and for a cache of i8 its scales: the next
+    /// As [`Builder::kv_write`], with the rows of each side that the cache has, and for a cache of codes its scales: the next
     /// versions of `cache`.
     ///
     /// # Errors
@@ -210,9 +223,21 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (5, 3, 16, 64, 17, DType::I8),
     ];
     let one_sided = [(5, 1, 16, 36, 17, dtype), (3, 2, 4, 64, 9, DType::BF16), (4, 1, 8, 20, 11, DType::I8)];
+    // With scales where codes may have none, of random numbers of their own, so that those of the others stay.
+    let scaled = [
+        ((4, 2, 16, 64, 20, DType::F8E4M3), 2),
+        ((3, 3, 4, 33, 9, DType::F8E4M3), 2),
+        ((9, 8, 16, 128, 70, DType::F8E4M3), 2),
+        ((9, 8, 16, 128, 70, DType::I8), 2),
+        ((4, 1, 8, 20, 11, DType::F8E4M3), 1),
+    ];
     let cases = two_sided.into_iter().map(|case| (case, 2)).chain(one_sided.into_iter().map(|case| (case, 1)));
+    let cases: Vec<_> = cases.collect();
+    let before = cases.len();
+    let mut of_scaled = Rng::new(29);
     let mut samples = Vec::new();
-    for ((blocks, heads, block_size, dim, tokens, stored), sides) in cases {
+    for (nth, ((blocks, heads, block_size, dim, tokens, stored), sides)) in cases.into_iter().chain(scaled).enumerate() {
+        let rng = if nth < before { &mut *rng } else { &mut of_scaled };
         // Distinct slots, shuffled, some of them dropped: below, and just beyond the last.
         let mut slots = super::paging::shuffled(rng, blocks * block_size);
         slots.resize(tokens, -1);
@@ -227,7 +252,8 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         }
         let sample = sample.input(crate::Tensor::int(DType::I32, &[tokens], slots));
         samples.push(match stored {
-            DType::I8 => sample.state(rng.normal(DType::F32, &cache[..4])),
+            DType::F8E4M3 if nth < before => sample,
+            DType::I8 | DType::F8E4M3 => sample.state(rng.normal(DType::F32, &cache[..4])),
             _ => sample,
         });
     }

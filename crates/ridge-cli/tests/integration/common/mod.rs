@@ -15,8 +15,15 @@ pub struct Ran {
     pub stderr: String,
 }
 
-pub fn command(args: &[&str]) -> Command {
+/// The binary, which takes the CPU where nothing else is asked for, whatever this machine has.
+pub fn binary() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+    command.env("RIDGE_DEVICE", "cpu");
+    command
+}
+
+pub fn command(args: &[&str]) -> Command {
+    let mut command = binary();
     command.args(args).stdin(Stdio::null());
     command
 }

@@ -63,7 +63,7 @@ impl Server {
     }
 
     pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+        let mut command = super::binary();
         command.arg("serve").args(["--port", "0", "--threads", "1", "--no-roofline"]).args(args);
         command.env_remove("RIDGE_API_KEY").envs(variables.iter().copied());
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();

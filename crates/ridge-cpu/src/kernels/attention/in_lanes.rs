@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use ridge_graph::DType;
 
 use super::kernel::{AttentionKernel, SPAN, TokenRows, with_stored};
 use super::narrow;
@@ -168,7 +167,7 @@ impl AttentionKernel {
         span: &Range<usize>,
         scores: &mut [f32],
     ) {
-        if self.cache != DType::I8 {
+        if !self.scaled {
             return;
         }
         let count = rows.tokens.len() * self.group();

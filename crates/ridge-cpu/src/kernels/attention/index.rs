@@ -28,6 +28,8 @@ struct IndexKernel {
     blocks: usize,
     block_size: usize,
     cache: DType,
+    /// Are there scales of its rows?
+    scaled: bool,
     sequences: usize,
     /// Columns of the block table.
     table: usize,
@@ -56,6 +58,7 @@ pub(super) fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> 
         blocks: keys.shape[0],
         block_size: keys.shape[3],
         cache: keys.dtype,
+        scaled: spec.inputs.len() > 6,
         sequences: table.shape[0],
         table: table.shape[1],
     }))
@@ -135,7 +138,7 @@ impl IndexKernel {
                 Some(block) => with_stored!(self.cache, T => {
                     let keys = &io.input::<T>(2)[block * self.block_size * self.dim..];
                     self.score_block(keys, state, scores);
-                    if self.cache == DType::I8 {
+                    if self.scaled {
                         // A positive factor of a key is one of its score.
                         let scales = &io.input::<f32>(6)[block * self.block_size..];
                         scores.iter_mut().zip(scales).for_each(|(score, scale)| *score *= scale);

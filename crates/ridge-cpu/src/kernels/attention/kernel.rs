@@ -45,6 +45,8 @@ pub(in crate::kernels::attention) struct AttentionKernel {
     pub(in crate::kernels::attention) blocks: usize,
     pub(in crate::kernels::attention) block_size: usize,
     pub(in crate::kernels::attention) cache: DType,
+    /// Are there scales of the cache's rows? Those of i8 always have them.
+    pub(in crate::kernels::attention) scaled: bool,
     pub(in crate::kernels::attention) sequences: usize,
     /// Columns of the block table.
     pub(in crate::kernels::attention) table: usize,
@@ -157,7 +159,7 @@ impl AttentionKernel {
         side: usize,
         at: (usize, usize),
     ) -> Option<&'a [f32]> {
-        (self.cache == DType::I8).then(|| &io.input::<f32>(5)[self.row(head, side, at)..])
+        self.scaled.then(|| &io.input::<f32>(5)[self.row(head, side, at)..])
     }
 
     /// The first position that token `nth` of `rows` sees.

@@ -39,6 +39,8 @@ struct SelectedKernel {
     blocks: usize,
     block_size: usize,
     cache: DType,
+    /// Are there scales of its rows?
+    scaled: bool,
     sequences: usize,
     /// Columns of the block table.
     table: usize,
@@ -83,6 +85,7 @@ pub(super) fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> 
         blocks: kv.shape[0],
         block_size: kv.shape[3],
         cache: kv.dtype,
+        scaled: spec.inputs.len() > 5,
         sequences: table.shape[0],
         table: table.shape[1],
         selected: selected.shape[1],
@@ -225,7 +228,7 @@ impl SelectedKernel {
             };
             let row = ((block * self.sides + side) * self.kv_heads + head) * self.block_size + offset;
             with_stored!(self.cache, T => simd::widen(&io.input::<T>(1)[row * self.dim..][..self.dim], to));
-            if self.cache == DType::I8 {
+            if self.scaled {
                 simd::scale(to, io.input::<f32>(5)[row]);
             }
         }

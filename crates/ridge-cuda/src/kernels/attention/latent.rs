@@ -19,7 +19,7 @@ impl AttentionCall<'_> {
 
     /// Does [`AttentionCall::latent`] take this cache?
     pub(super) fn fits_latent(&self) -> bool {
-        let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.op.sinks;
+        let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.op.sinks && !self.coded;
         let numbered = self.blocks * self.keys * self.block <= i32::MAX as usize;
         let cores = matches!(self.dtype, DType::BF16 | DType::F16) && self.cache == self.dtype;
         self.sides == 1 && plain && numbered && cores && self.dim.is_multiple_of(64)

@@ -45,7 +45,7 @@ impl AttentionCall<'_> {
             let rows = self.tokens * self.heads;
             let numbers = numbers(&[self.tokens, self.heads, spans]);
             let mut args = vec![LaunchArg::Pointer(OperandSlot::Scratch, used), output(0)];
-            args.extend(self.op.sinks.then(|| input(self.first + 4)));
+            args.extend(self.op.sinks.then(|| input(self.first + 3 + self.more())));
             args.push(numbers);
             let threads = self.dim.next_multiple_of(32).min(1024) as u32;
             let source = source("attention_join", &[defines, &self.of_spans(1)].concat(), &ATTENTION);

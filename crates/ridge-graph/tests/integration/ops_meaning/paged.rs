@@ -37,6 +37,7 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
         let [mut kv, slots] = [0, 1 + sides].map(|i| input(&sample, i));
         let rows: Vec<Vec<f64>> = (1..=sides).map(|i| input(&sample, i)).collect();
         let mut scales = (sample.inputs.len() > 2 + sides).then(|| input(&sample, 2 + sides));
+        let of_floats = sample.inputs[0].ty().dtype == DType::F8E4M3;
         for (token, slot) in slots.iter().enumerate() {
             if *slot < 0.0 || *slot >= (blocks * block_size) as f64 {
                 continue;
@@ -48,8 +49,10 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
                     let from = (token * heads + head) * dim;
                     kv[to..to + dim].copy_from_slice(&new[from..from + dim]);
                     if let Some(scales) = &mut scales {
-                        let scale = kv[to..to + dim].iter().fold(0.0, |m: f64, x| m.max(x.abs())) / 127.0;
-                        kv[to..to + dim].iter_mut().for_each(|x| *x = (*x / scale + 0.5).floor());
+                        let most = if of_floats { 448.0 } else { 127.0 };
+                        let code = |x: f64| if of_floats { DType::F8E4M3.round(x) } else { (x + 0.5).floor() };
+                        let scale = kv[to..to + dim].iter().fold(0.0, |m: f64, x| m.max(x.abs())) / most;
+                        kv[to..to + dim].iter_mut().for_each(|x| *x = code(*x / scale));
                         scales[((block * sides + side) * heads + head) * block_size + offset] = scale;
                     }
                 }
