@@ -81,7 +81,7 @@ impl Logs {
         let run = WandbRun::create(folder, project, id, name, settings)?;
         let instead = format!("`wandb sync {}` uploads the whole run", run.folder().display());
         self.wandb = Some(run);
-        match WandbServer::new(project, id, name, settings, &Environment::PROCESS, TIMEOUT)? {
+        match WandbServer::of_environment(project, id, name, settings, &Environment::PROCESS, TIMEOUT)? {
             WandbMode::Offline => {}
             WandbMode::NoKey(host) => self.notes.push(format!(
                 "W&B: WANDB_API_KEY is not set, and no netrc file has a key of {host}, so the run is written offline; {instead}"

@@ -1,7 +1,5 @@
 //! The numbers of an event, under the names that every log but the JSON lines has them by.
 
-use serde_json::Value;
-
 use super::event::TrainEvent;
 
 /// The step that an event is of, and its numbers by name; `None` of events without any.
@@ -31,15 +29,5 @@ pub(super) fn numbers(event: &TrainEvent) -> Option<(u64, Vec<(String, f64)>)> {
         }
         TrainEvent::Validation { step, loss, .. } => Some((*step, named(&[("validation/loss", *loss)]))),
         _ => None,
-    }
-}
-
-/// A number as JSON, where values that are none are texts, as protocol buffers have them ("ProtoJSON format").
-pub(super) fn json_number(value: f64) -> Value {
-    match value {
-        _ if value.is_finite() => value.into(),
-        _ if value.is_nan() => "NaN".into(),
-        _ if value > 0.0 => "Infinity".into(),
-        _ => "-Infinity".into(),
     }
 }

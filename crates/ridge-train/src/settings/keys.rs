@@ -131,7 +131,7 @@ pub const KEYS: &[Key] = &[
     key("log.every", Number, "Steps between reports [default: 10]"),
     key("log.jsonl", Flag, "Write events as JSON lines [default: true]"),
     key("log.tensorboard", Flag, "Write events for TensorBoard [default: false]"),
-    key("log.mlflow", Text, "Folder of an MLflow file store to write the run to"),
-    key("log.wandb", Text, "Weights & Biases project of the run, written offline for `wandb sync`"),
+    key("log.mlflow", Text, "Folder of an MLflow file store, or http(s)://... of a tracking server, to log the run to"),
+    key("log.wandb", Text, "Weights & Biases project of the run; without WANDB_API_KEY it is written offline for `wandb sync`"),
     key("log.page", Text, "Address of a live web page of the run, such as 127.0.0.1:7070"),
 ];

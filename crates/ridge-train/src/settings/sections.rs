@@ -244,10 +244,10 @@ section! {
         jsonl: bool = true,
         /// Whether they are written for TensorBoard.
         tensorboard: bool = false,
-        /// The folder of a file store of MLflow that the run is written to.
+        /// The folder of a file store of MLflow, or the `http(s)://` address of a tracking server, that the run is written to.
         #[serde(skip_serializing_if = "Option::is_none")]
         mlflow: Option<PathBuf> = None,
-        /// The project of Weights & Biases that the run is of, written to the folder of the run.
+        /// The project of Weights & Biases that the run is of, written to the folder of the run, and sent if there is a key.
         #[serde(skip_serializing_if = "Option::is_none")]
         wandb: Option<String> = None,
         /// The address, `host:port`, of a live page of the run, which whoever observes the run serves.

@@ -10,7 +10,6 @@ use super::queue::{Row, Tracker};
 use crate::error::{Result, TrainError};
 use crate::log::event::RunEnded;
 use crate::log::jsonl::{milliseconds, seconds};
-use crate::log::numbers::json_number;
 
 /// What a server takes in one request (REST API, "Log Batch": request limits), and the length of a parameter that servers of all
 /// versions take.
@@ -161,7 +160,7 @@ impl Tracker for MlflowServer {
 
     /// A number that was sent before has the same key, time and step, and is kept once.
     fn send(&mut self, rows: &[Row]) -> Result<(), JsonError> {
-        let metric = |row: &Row, (key, value): &(String, f64)| json!({ "key": key, "value": json_number(*value), "timestamp": milliseconds(row.time), "step": row.step });
+        let metric = |row: &Row, (key, value): &(String, f64)| json!({ "key": key, "value": number(*value), "timestamp": milliseconds(row.time), "step": row.step });
         let metrics: Vec<Value> =
             rows.iter().flat_map(|row| row.numbers.iter().map(move |pair| metric(row, pair))).collect();
         metrics
@@ -177,6 +176,16 @@ impl Tracker for MlflowServer {
         };
         let update = json!({ "run_id": self.run, "status": status, "end_time": milliseconds(seconds()) });
         self.post("runs/update", &update).map(|_| ())
+    }
+}
+
+/// A number as JSON, where values that are none are texts, as protocol buffers have them ("ProtoJSON format").
+fn number(value: f64) -> Value {
+    match value {
+        _ if value.is_finite() => value.into(),
+        _ if value.is_nan() => "NaN".into(),
+        _ if value > 0.0 => "Infinity".into(),
+        _ => "-Infinity".into(),
     }
 }
 

@@ -66,6 +66,8 @@ impl Default for Pace {
 
 /// Rows of one request.
 const BATCH: usize = 500;
+/// How often a request fails at most once the run has ended: a server that is not there holds nobody up for long.
+const LATE_ATTEMPTS: u32 = 3;
 
 #[derive(Default)]
 struct State {
@@ -233,8 +235,9 @@ impl<T: Tracker> Sender<T> {
 
     /// Asks until it succeeds, as long as that may be and there is time.
     fn persist<R>(&mut self, mut ask: impl FnMut(&mut T) -> Result<R, JsonError>) -> Result<R, JsonError> {
-        let mut wait = self.pace.first_wait;
+        let (mut wait, mut late) = (self.pace.first_wait, 0);
         loop {
+            late += u32::from(self.shared.lock().ending.is_some());
             let error = match ask(&mut self.tracker) {
                 Ok(result) => {
                     self.shared.lock().problem = None;
@@ -243,7 +246,11 @@ impl<T: Tracker> Sender<T> {
                 Err(error) => error,
             };
             self.failed(&error);
-            if !error.passing || !self.pause(error.wait.unwrap_or(wait).min(self.pace.longest_wait)) {
+            if late == 1 {
+                wait = self.pace.first_wait;
+            }
+            let pause = error.wait.unwrap_or(wait).min(self.pace.longest_wait);
+            if !error.passing || late == LATE_ATTEMPTS || !self.pause(pause, late > 0) {
                 return Err(error);
             }
             wait = (wait * 2).min(self.pace.longest_wait);
@@ -260,18 +267,17 @@ impl<T: Tracker> Sender<T> {
         }
     }
 
-    /// Waits, shorter once the run has ended; false when there is no time for another request.
-    fn pause(&self, wait: Duration) -> bool {
+    /// Waits behind a request that was made when the run had ended (`late`) or had not; false when there is no time for another.
+    fn pause(&self, wait: Duration, late: bool) -> bool {
         let until = Instant::now() + wait;
         let mut state = self.shared.lock();
-        let had_ended = state.ending.is_some();
         loop {
             let (now, end) = (Instant::now(), state.ending.map(|(_, deadline)| deadline));
             if end.is_some_and(|deadline| now >= deadline) {
                 return false;
             }
             // A run that has just ended is not kept waiting for a server that may be back.
-            if now >= until || end.is_some() && !had_ended {
+            if now >= until || end.is_some() && !late {
                 return true;
             }
             state = self.shared.wait(state, end.map_or(until, |end| end.min(until)));
@@ -315,6 +321,8 @@ mod tests {
     struct Script {
         outcome: Box<dyn FnMut(&Asked) -> Outcome + Send>,
         asked: mpsc::Sender<Asked>,
+        /// What the first failure asks for.
+        wait: Option<Duration>,
     }
 
     impl Script {
@@ -325,13 +333,8 @@ mod tests {
                 std::thread::sleep(Duration::from_secs(600));
             }
             let problem = "no answer".to_owned();
-            let error = JsonError {
-                problem,
-                passing: outcome == Outcome::Passing,
-                wait: None,
-                status: None,
-                body: Value::Null,
-            };
+            let (passing, wait) = (outcome == Outcome::Passing, self.wait.take());
+            let error = JsonError { problem, passing, wait, status: None, body: Value::Null };
             if outcome == Outcome::Fine { Ok(()) } else { Err(error) }
         }
     }
@@ -356,7 +359,7 @@ mod tests {
 
     fn start(pace: Pace, outcome: impl FnMut(&Asked) -> Outcome + Send + 'static) -> (Delivery, mpsc::Receiver<Asked>) {
         let (asked, seen) = mpsc::channel();
-        (Delivery::start(Script { outcome: Box::new(outcome), asked }, pace), seen)
+        (Delivery::start(Script { outcome: Box::new(outcome), asked, wait: None }, pace), seen)
     }
 
     fn push(delivery: &Delivery, steps: std::ops::Range<u64>) {
@@ -387,10 +390,10 @@ mod tests {
 
     #[test]
     fn what_fails_for_a_while_is_sent_again() {
-        let mut failures = 0;
+        let mut asked = 0;
         let (delivery, seen) = start(QUICK, move |_| {
-            failures += 1;
-            if failures % 3 == 0 { Outcome::Fine } else { Outcome::Passing }
+            asked += 1;
+            if asked % 3 == 0 { Outcome::Fine } else { Outcome::Passing }
         });
         push(&delivery, 0..3);
         let notes = close(delivery);
@@ -442,6 +445,22 @@ mod tests {
         let notes = close(delivery);
         assert!(began.elapsed() >= grace && began.elapsed() < Duration::from_secs(5));
         assert_eq!(notes, ["server: 100 of 100 reports were not delivered; see the file"]);
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_asked_three_times_behind_the_end() {
+        let hour = Duration::from_secs(3600);
+        let (asked, seen) = mpsc::channel();
+        let pace = Pace { longest_wait: hour, ..QUICK };
+        let delivery =
+            Delivery::start(Script { outcome: Box::new(|_| Outcome::Passing), asked, wait: Some(hour) }, pace);
+        push(&delivery, 0..1);
+        assert_eq!(seen.recv(), Ok(Asked::Begin));
+        let began = Instant::now();
+        let notes = close(delivery);
+        assert!(notes.last().expect("a note").contains("1 of 1 reports were not delivered (no answer)"), "{notes:?}");
+        assert!(began.elapsed() < Duration::from_secs(10), "the wait that the server asked for ends with the run");
+        assert_eq!(seen.iter().count(), 3);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A run on a server of Weights & Biases, as its client reports one: the run by the GraphQL mutation `upsertBucket`, then lines of
 //! files by `file_stream` (github.com/wandb/wandb, `wandb/sdk/internal/internal_api.py` and `file_stream.py`).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ridge_hub::{Credentials, JsonClient, JsonError, path_segment};
@@ -11,7 +12,6 @@ use super::queue::{Row, Tracker};
 use crate::error::{Result, TrainError};
 use crate::log::event::RunEnded;
 use crate::log::jsonl::seconds;
-use crate::log::numbers::json_number;
 
 const CLOUD: &str = "https://api.wandb.ai";
 
@@ -38,7 +38,7 @@ pub(in crate::log) struct WandbServer {
     /// Lines of the history that the server has: the offset of the next one, so that a repeated request adds nothing.
     lines: u64,
     /// The last number of each name.
-    summary: Map<String, Value>,
+    summary: BTreeMap<String, f64>,
 }
 
 /// Whether a run is reported to a server of W&B.
@@ -56,7 +56,7 @@ impl WandbServer {
     ///
     /// # Errors
     /// When the address is none or certificates cannot be read.
-    pub(in crate::log) fn new(
+    pub(in crate::log) fn of_environment(
         project: &str,
         id: &str,
         name: &str,
@@ -87,19 +87,15 @@ impl WandbServer {
             began: seconds(),
             stream: String::new(),
             lines: 0,
-            summary: Map::new(),
+            summary: BTreeMap::new(),
         })))
     }
 
-    /// A line of the history.
-    fn line(&self, row: &Row) -> Map<String, Value> {
-        let times = [
-            ("_step", Value::from(row.step)),
-            ("_runtime", Value::from(row.time - self.began)),
-            ("_timestamp", Value::from(row.time)),
-        ];
-        let times = times.into_iter().map(|(name, value)| (name.to_owned(), value));
-        row.numbers.iter().map(|(name, value)| (name.clone(), json_number(*value))).chain(times).collect()
+    /// The numbers of a row, with its times.
+    fn numbers(&self, row: &Row) -> impl Iterator<Item = (String, f64)> {
+        let times = [("_step", row.step as f64), ("_runtime", row.time - self.began), ("_timestamp", row.time)];
+        let times = times.map(|(name, value)| (name.to_owned(), value));
+        row.numbers.clone().into_iter().chain(times)
     }
 }
 
@@ -135,12 +131,14 @@ impl Tracker for Box<WandbServer> {
         if rows.is_empty() {
             return self.client.post(&self.stream, &json!({ "complete": false, "failed": false })).map(|_| ());
         }
-        let lines: Vec<Map<String, Value>> = rows.iter().map(|row| self.line(row)).collect();
-        let content: Vec<String> = lines.iter().map(|line| Value::from(line.clone()).to_string()).collect();
+        let lines: Vec<Vec<(String, f64)>> = rows.iter().map(|row| self.numbers(row).collect()).collect();
+        let content: Vec<String> =
+            lines.iter().map(|line| object(line.iter().map(|(name, value)| (name, *value)))).collect();
         self.summary.extend(lines.into_iter().flatten());
+        let summary = object(self.summary.iter().map(|(name, value)| (name, *value)));
         let files = json!({
             "wandb-history.jsonl": { "offset": self.lines, "content": content },
-            "wandb-summary.json": { "offset": 0, "content": [Value::from(self.summary.clone()).to_string()] },
+            "wandb-summary.json": { "offset": 0, "content": [summary] },
         });
         self.client.post(&self.stream, &json!({ "files": files }))?;
         self.lines += rows.len() as u64;
@@ -151,6 +149,20 @@ impl Tracker for Box<WandbServer> {
         let code = u8::from(ended == RunEnded::Failed);
         self.client.post(&self.stream, &json!({ "complete": true, "exitcode": code })).map(|_| ())
     }
+}
+
+/// Numbers as the text of a JSON object, with the literals `NaN` and `Infinity` as the client of W&B writes them.
+fn object<'a>(numbers: impl Iterator<Item = (&'a String, f64)>) -> String {
+    let pair = |(name, value): (&String, f64)| {
+        let value = match value {
+            _ if value.is_nan() => "NaN".to_owned(),
+            _ if value.is_infinite() => if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+            _ if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value:.0}"),
+            _ => Value::from(value).to_string(),
+        };
+        format!("{}:{value}", Value::from(name.as_str()))
+    };
+    format!("{{{}}}", numbers.map(pair).collect::<Vec<_>>().join(","))
 }
 
 #[cfg(test)]
@@ -171,7 +183,7 @@ mod tests {
         };
         let settings = [("train.steps".to_owned(), json!(6))];
         let timeout = Duration::from_secs(5);
-        let mode = WandbServer::new("p", "abcd1234", "run", &settings, &Environment(&variables), timeout);
+        let mode = WandbServer::of_environment("p", "abcd1234", "run", &settings, &Environment(&variables), timeout);
         let WandbMode::Online(run) = mode.expect("is made") else { panic!("there is a key") };
         run
     }
@@ -217,11 +229,13 @@ mod tests {
         assert_eq!(line(&variables["config"]), json!({ "train.steps": { "value": 6 } }));
         let history = &bodies[1]["files"]["wandb-history.jsonl"];
         assert_eq!(history["offset"], 0);
-        let lines: Vec<Value> = history["content"].as_array().expect("lines").iter().map(line).collect();
-        assert_eq!((lines.len(), &lines[0]["train/loss"], &lines[0]["_step"]), (2, &json!(2.0), &json!(1)));
-        assert_eq!((&lines[1]["validation/loss"], &lines[1]["_timestamp"]), (&json!("Infinity"), &json!(5.5e9)));
-        let summary = line(&bodies[1]["files"]["wandb-summary.json"]["content"][0]);
-        assert_eq!((&summary["train/loss"], &summary["validation/loss"]), (&json!(2.0), &json!("Infinity")));
+        let lines = history["content"].as_array().expect("lines");
+        let first = line(&lines[0]);
+        assert_eq!((lines.len(), &first["train/loss"], &first["_step"]), (2, &json!(2), &json!(1)));
+        let second = lines[1].as_str().expect("is text");
+        assert!(second.starts_with("{\"validation/loss\":Infinity,\"_step\":1,"), "{second}");
+        let summary = bodies[1]["files"]["wandb-summary.json"]["content"][0].as_str().expect("is text");
+        assert!(summary.ends_with("\"train/loss\":2,\"validation/loss\":Infinity}"), "{summary}");
         assert_eq!(bodies[2..], [json!({ "complete": true, "exitcode": 1 })]);
     }
 
@@ -263,7 +277,7 @@ mod tests {
     fn without_a_key_or_offline_there_is_no_server() {
         let mode = |set: &'static [(&'static str, &'static str)]| {
             let variables = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            WandbServer::new("p", "id", "run", &[], &Environment(&variables), Duration::from_secs(1))
+            WandbServer::of_environment("p", "id", "run", &[], &Environment(&variables), Duration::from_secs(1))
         };
         assert!(matches!(mode(&[]), Ok(WandbMode::NoKey(host)) if host == "api.wandb.ai"));
         let own = mode(&[("WANDB_BASE_URL", "http://own:8080/x")]);
