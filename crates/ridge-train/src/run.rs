@@ -62,7 +62,10 @@ pub fn train(
         tell(&mut logs, TrainEvent::Note { text })?;
     }
     if prepared.step.settings.train.memory.is_some() {
-        let text = format!("to fit into train.memory, the backward pass recomputes {}", prepared.step.recompute);
+        let (recompute, offload) = (prepared.step.recompute, prepared.step.settings.train.offload);
+        let text = format!(
+            "to fit into train.memory, the backward pass recomputes {recompute}, and train.offload is {offload}"
+        );
         tell(&mut logs, TrainEvent::Note { text })?;
     }
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();
