@@ -354,6 +354,17 @@ fn data_filters_by_rules_and_language() {
     for said in ["left out 1: another language", "left out 1: braces", "left out 1: duplicate", "1 of 4 documents"] {
         assert!(ran.stderr.contains(said), "{said}: {}", ran.stderr);
     }
+    folder.write("words", "frozen sea\nANFANG\n");
+    folder.write("more", "Login\n");
+    let [words, more, second] = ["words", "more", "second"].map(|name| folder.file(name).display().to_string());
+    let lists = ["--blocklist", &words, "--blocklist", &more];
+    let ran = ridge(&[&["data", &input, "-o", &second], &lists[..]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("left out 2: words of the blocklist") && ran.stderr.contains("2 of 4"),
+        "{}",
+        ran.stderr
+    );
     let refused = ridge(&["data", &input, "-o", &output, "--language", "elvish"]);
     assert_eq!(refused.code, 2, "{}", refused.stderr);
     assert!(refused.stderr.contains("ISO 639-3"), "{}", refused.stderr);
