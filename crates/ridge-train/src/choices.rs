@@ -26,7 +26,8 @@ pub struct StepChoice {
 
 impl StepChoice {
     /// Seconds of a step that transfers add to it where the forward pass of a micro-batch takes `forward` seconds, and the link
-    /// to the host moves `bytes_per_second` in each direction: [`exposed_seconds`].
+    /// to the host moves `bytes_per_second` in each direction: of activations what exceeds the computation that they are moved
+    /// beside, and states once in each direction at the same time.
     pub fn exposed_seconds(&self, forward: f64, bytes_per_second: f64) -> f64 {
         let states = self.memory.get(MemoryOwner::HostStates) as u64;
         exposed_seconds(self.moved, self.parts, states, forward, bytes_per_second)
