@@ -22,6 +22,8 @@ pub struct PlannedGpu {
     registry: Arc<CudaKernelRegistry>,
     claims: Vec<Kernel>,
     architecture: String,
+    /// Bytes a second over the link to the host, as the sheet has it.
+    link: Option<f64>,
 }
 
 impl PlannedGpu {
@@ -41,7 +43,8 @@ impl PlannedGpu {
         let architecture = architecture(major, minor);
         let target = Arc::new(target(&architecture, Some(spec)));
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
-        Ok(Self { registry: Arc::new(registry), claims, architecture })
+        let link = spec.host_link.as_ref().map(|figure| figure.value.0);
+        Ok(Self { registry: Arc::new(registry), claims, architecture, link })
     }
 
     /// The launches of a step of `lowered`, a graph lowered for [`Backend::kernels`] of this GPU, in their order. Where candidates
@@ -81,6 +84,10 @@ impl Backend for PlannedGpu {
 
     fn allocate(&self, _bytes: usize) -> Result<Buffer> {
         absent()
+    }
+
+    fn host_link(&self) -> Result<Option<f64>> {
+        Ok(self.link)
     }
 
     fn read(&self, _buffer: &Buffer) -> Result<Vec<u8>> {

@@ -1,12 +1,15 @@
 //! Requests to the Hub.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ridge_files::hub::HubModel;
+use ureq::config::ConfigBuilder;
 use ureq::http::{Response, StatusCode};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, RequestBuilder, typestate::WithoutBody};
+use ureq::typestate::{AgentScope, WithoutBody};
+use ureq::{Agent, Body, RequestBuilder};
 
 use crate::error::{HubError, Result};
 use crate::settings::HubSettings;
@@ -44,20 +47,9 @@ pub(crate) enum Failure {
 
 impl Client {
     pub(crate) fn new(settings: &HubSettings) -> Result<Self> {
-        let timeout = Some(settings.timeout);
-        let roots = match &settings.authorities {
-            Some(file) => authorities(file)?,
-            None => RootCerts::WebPki,
-        };
-        let config = Agent::config_builder()
-            .user_agent(concat!("ridge/", env!("CARGO_PKG_VERSION")))
-            .http_status_as_error(false)
+        let config = configuration(settings.timeout, settings.authorities.as_deref())?
             // Storage on other hosts has signed addresses and must not see the token; ureq sends it to the same host alone.
             .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
-            .tls_config(TlsConfig::builder().root_certs(roots).build())
-            .timeout_connect(timeout)
-            .timeout_recv_response(timeout)
-            .timeout_per_read(timeout)
             .build();
         let (endpoint, token) = (settings.endpoint.clone(), settings.token.clone());
         Ok(Self { agent: config.new_agent(), endpoint, token })
@@ -125,12 +117,9 @@ impl Client {
     pub(crate) fn checked(url: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
         let status = response.status();
         let problem = format!("the server responded with {status}");
-        match status.as_u16() {
+        match status {
             _ if status.is_success() => Ok(response),
-            408 | 425 | 429 | 500..=599 => {
-                let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
-                Err(Failure::Passing { problem, wait: wait.map(Duration::from_secs) })
-            }
+            _ if is_passing(status) => Err(Failure::Passing { problem, wait: retry_after(&response) }),
             _ => Err(Failure::Lasting(HubError::Request { url: url.to_owned(), problem })),
         }
     }
@@ -154,9 +143,9 @@ impl Client {
                 let revision = revision.trim_end_matches("?blobs=true").replace("%2F", "/");
                 HubError::NoRevision { model, revision, endpoint }
             }
-            (408 | 425 | 429 | 500..=599, _) => {
-                let wait = header("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-                return Err(Failure::Passing { problem: format!("the server responded with {status}"), wait });
+            _ if is_passing(status) => {
+                let problem = format!("the server responded with {status}");
+                return Err(Failure::Passing { problem, wait: retry_after(&response) });
             }
             _ => {
                 let said = header("x-error-message").map(|said| format!(": {said}")).unwrap_or_default();
@@ -209,8 +198,33 @@ impl Attempts {
     }
 }
 
+/// What all requests have in common: a server may be silent for `timeout`, and its certificate is of one of the `authorities` in a
+/// file, or of Mozilla's. A status that is no success is a response, not an error.
+pub(crate) fn configuration(timeout: Duration, authorities: Option<&Path>) -> Result<ConfigBuilder<AgentScope>> {
+    let roots = authorities.map_or(Ok(RootCerts::WebPki), certificates)?;
+    let timeout = Some(timeout);
+    Ok(Agent::config_builder()
+        .user_agent(concat!("ridge/", env!("CARGO_PKG_VERSION")))
+        .http_status_as_error(false)
+        .tls_config(TlsConfig::builder().root_certs(roots).build())
+        .timeout_connect(timeout)
+        .timeout_recv_response(timeout)
+        .timeout_per_read(timeout))
+}
+
+/// The wait that a response asks for.
+pub(crate) fn retry_after(response: &Response<Body>) -> Option<Duration> {
+    let value = response.headers().get("retry-after")?.to_str().ok()?;
+    value.parse().ok().map(Duration::from_secs)
+}
+
+/// Whether the same request may succeed later.
+pub(crate) fn is_passing(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 425 | 429 | 500..=599)
+}
+
 /// The certificates in a file.
-fn authorities(file: &std::path::Path) -> Result<RootCerts> {
+fn certificates(file: &Path) -> Result<RootCerts> {
     let unusable = |why: String| HubError::Setting { name: "SSL_CERT_FILE", value: file.display().to_string(), why };
     let text = std::fs::read(file).map_err(|error| unusable(format!("cannot be read: {error}")))?;
     let mut certificates = Vec::new();

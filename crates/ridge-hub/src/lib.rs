@@ -3,7 +3,8 @@
 //! [`pull`] lists the files of a revision (`listing`), selects those that Ridge reads (`selection`), and downloads several in
 //! parallel (`download`): each to `blobs/CHECKSUM.incomplete`, resumed where an earlier attempt stopped, and renamed once its
 //! checksum is verified. The reference to the revision is written last, so a model that is found by name is complete. `client` sends
-//! requests, `ranges` reads parts of a file at any URL, `settings` reads the environment.
+//! requests, `ranges` reads parts of a file at any URL, `settings` reads the environment. `json` talks JSON with any other server: those
+//! that training runs are reported to.
 //!
 //! ```no_run
 //! use ridge_hub::{HubSettings, PullRequest, pull};
@@ -17,6 +18,7 @@
 mod client;
 mod download;
 mod error;
+mod json;
 mod listing;
 mod pull;
 mod ranges;
@@ -24,6 +26,7 @@ mod selection;
 mod settings;
 
 pub use error::{HubError, Result};
+pub use json::{Credentials, JsonClient, JsonError, path_segment};
 pub use pull::{PullObserver, PullRequest, Pulled, pull};
 pub use ranges::{RangedFile, RangedStream};
 pub use settings::HubSettings;

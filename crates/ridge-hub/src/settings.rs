@@ -34,7 +34,6 @@ impl HubSettings {
     /// # Errors
     /// When a variable has a value that cannot be used.
     pub fn from_environment() -> Result<Self> {
-        let set = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             let why = "is not a URL such as https://huggingface.co".to_owned();
@@ -58,9 +57,19 @@ impl HubSettings {
             offline: set("HF_HUB_OFFLINE").or_else(|| set("TRANSFORMERS_OFFLINE")).is_some_and(|v| is_true(&v)),
             cache,
             timeout: timeout.transpose()?.unwrap_or(TIMEOUT),
-            authorities: set("SSL_CERT_FILE").or_else(|| set("REQUESTS_CA_BUNDLE")).map(PathBuf::from),
+            authorities: authorities(),
         })
     }
+}
+
+/// The value of a variable of the environment, unless it is blank.
+fn set(name: &str) -> Option<String> {
+    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// The file of certificate authorities that the environment names.
+pub(crate) fn authorities() -> Option<PathBuf> {
+    set("SSL_CERT_FILE").or_else(|| set("REQUESTS_CA_BUNDLE")).map(PathBuf::from)
 }
 
 fn is_true(value: &str) -> bool {

@@ -1,5 +1,5 @@
-//! What the tests of several crates share: reporting a test that this machine cannot run, and [`HubServer`], a server like
-//! the Hugging Face Hub.
+//! What the tests of several crates share: reporting a test that this machine cannot run, [`HubServer`], a server like
+//! the Hugging Face Hub, and [`JsonServer`], which answers as a test says.
 //!
 //! The standard test harness knows skipped tests only when they are compiled, and a missing GPU, instruction set or
 //! Python package is found when they run. [`skip!`] ends such a test early and reports it, so that it is not counted
@@ -7,8 +7,10 @@
 //! the environment variable `RIDGE_SKIPPED_TESTS` names, which `.ci/run` reads for its summary.
 
 mod hub_server;
+mod json_server;
 
 pub use hub_server::{HubFaults, HubServer, SeenRequest};
+pub use json_server::{JsonReply, JsonRequest, JsonServer};
 
 use std::fmt::{Arguments, Display};
 use std::fs::OpenOptions;

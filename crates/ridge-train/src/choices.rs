@@ -25,14 +25,22 @@ pub struct StepChoice {
 }
 
 impl StepChoice {
-    /// Seconds of a step that transfers add to it where the forward pass of a micro-batch takes `forward` seconds, the backward
-    /// pass twice as long, and the link to the host moves `bytes_per_second` in each direction: of activations what exceeds the
-    /// computation that they are moved beside, and states once in each direction at the same time.
+    /// Seconds of a step that transfers add to it where the forward pass of a micro-batch takes `forward` seconds, and the link
+    /// to the host moves `bytes_per_second` in each direction: of activations what exceeds the computation that they are moved
+    /// beside, and states once in each direction at the same time.
     pub fn exposed_seconds(&self, forward: f64, bytes_per_second: f64) -> f64 {
-        let one_way = self.moved as f64 / bytes_per_second;
-        let activations = (one_way - forward).max(0.0) + (one_way - 2.0 * forward).max(0.0);
-        self.parts as f64 * activations + self.memory.get(MemoryOwner::HostStates) as f64 / bytes_per_second
+        let states = self.memory.get(MemoryOwner::HostStates) as u64;
+        exposed_seconds(self.moved, self.parts, states, forward, bytes_per_second)
     }
+}
+
+/// Seconds of a step that transfers add to it, where the forward pass of each of its `parts` takes `forward` seconds, the backward
+/// pass twice as long, and the link to the host moves `bytes_per_second` in each direction: of `moved` bytes of activations
+/// what exceeds the computation that they are moved beside, and `states` bytes once in each direction at the same time.
+pub(crate) fn exposed_seconds(moved: u64, parts: usize, states: u64, forward: f64, bytes_per_second: f64) -> f64 {
+    let one_way = moved as f64 / bytes_per_second;
+    let activations = (one_way - forward).max(0.0) + (one_way - 2.0 * forward).max(0.0);
+    parts as f64 * activations + states as f64 / bytes_per_second
 }
 
 /// Every choice for a step of `config` by `settings`, whose own recomputation and offloading do not count, on `backend`: those

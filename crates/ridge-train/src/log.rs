@@ -1,4 +1,4 @@
-//! What happens in a run, and the files it is logged to.
+//! What happens in a run, the files it is logged to, and the servers it is reported to.
 
 mod event;
 mod files;
@@ -6,6 +6,7 @@ mod jsonl;
 mod mlflow;
 mod numbers;
 mod protobuf;
+mod remote;
 mod tensorboard;
 mod wandb;
 

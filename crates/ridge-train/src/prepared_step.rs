@@ -2,14 +2,12 @@
 //! of weights, the schedule, and the memory that it takes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use ridge_graph::passes::{OpPrecision, RoutedLayer};
 use ridge_graph::{Bindings, DType, Graph, Role, Type, passes};
-use ridge_hw::units::Bytes;
 use ridge_models::{BuildOptions, ModelConfig, training_bindings};
 use ridge_runtime::{
-    Backend, MemoryBytes, MemoryOwner, MemorySnapshot, ProgramCache, Schedule, Stage, Times, memory_snapshot, plan,
+    MemoryBytes, MemoryOwner, MemorySnapshot, ProgramCache, Schedule, Stage, Times, memory_snapshot, plan,
 };
 
 use crate::error::{Result, TrainError};
@@ -18,7 +16,7 @@ use crate::fp8;
 use crate::mup::WidthScaling;
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
 use crate::recompute::RecomputeLevel;
-use crate::settings::{OptimizerName, Precision, Settings};
+use crate::settings::{Offload, OptimizerName, Precision, Settings};
 use crate::step::{StepPlan, UPDATE, compensation_name, ema_name, master_name, trained_weights};
 
 /// A step of a run.
@@ -98,61 +96,21 @@ impl PreparedStep {
         let recompute = RecomputeLevel::of(settings.train.recomputation, &trained);
         let schedule = Schedule::default();
         let mut prepared = Self { settings, config, graph, trained, experts, updates, recompute, schedule };
-        prepared.schedule = prepared.schedule_at(recompute)?;
+        prepared.schedule = prepared.schedule_at(recompute, prepared.settings.train.offload)?;
         Ok(prepared)
     }
 
-    fn schedule_at(&self, recompute: RecomputeLevel) -> Result<Schedule> {
+    /// The schedule of a step that recomputes and offloads so much.
+    pub(crate) fn schedule_at(&self, recompute: RecomputeLevel, offload: Offload) -> Result<Schedule> {
         let Settings { train, optimizer, .. } = &self.settings;
         let (parts, ema) = (train.accumulation, optimizer.ema);
         let experts = self.experts.first().map(|layer| [self.experts.len(), layer.experts]);
         let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
         let fp8_history = train.fp8_history;
         let bindings = self.bindings()?;
-        let offload = train.offload.has_activations().then_some(&bindings);
+        let offload = offload.has_activations().then_some(&bindings);
         let plan = StepPlan { graph, updates, precision, parts, ema, experts, fp8_history, recompute, offload };
         Ok(plan.schedule()?)
-    }
-
-    /// Raises recomputation until a step fits into `train.memory`, if that is given, and no further.
-    ///
-    /// # Errors
-    /// When even a step that recomputes whole layers does not fit, or a program cannot be compiled.
-    pub fn fit(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
-        let Some(Bytes(budget)) = self.settings.train.memory else { return Ok(()) };
-        let mut levels: Vec<RecomputeLevel> = self.recompute.and_above().collect();
-        // The lowest level that fits is in `low..=high`, where `high` stands for none.
-        let (mut low, mut high) = (0, levels.len());
-        let mut least = u64::MAX;
-        let mut fitting = None;
-        // Most runs fit as they are, and whether any level does decides on the rest.
-        let mut next = 0;
-        while low < high {
-            let schedule = self.schedule_at(levels[next])?;
-            let needed = self.memory_of(&schedule, &ProgramCache::new(Arc::clone(backend)))?.on_device() as u64;
-            least = least.min(needed);
-            if needed <= budget {
-                high = next;
-                fitting = Some((levels[next], schedule));
-            } else if next + 1 == levels.len() && levels[next].is_whole() {
-                // The last layer, whose backward pass comes first, may take less where it is not computed again.
-                levels.pop();
-                high = levels.len();
-            } else {
-                low = next + 1;
-            }
-            next = if fitting.is_none() { levels.len().saturating_sub(1) } else { usize::midpoint(low, high) };
-        }
-        let Some((level, schedule)) = fitting else {
-            let why = format!(
-                "is less than the {} that a step needs with all layers recomputed; raise it, or lower train.batch_size or \
-                 data.sequence_length",
-                Bytes(least)
-            );
-            return Err(TrainError::setting("train.memory", Bytes(budget), why));
-        };
-        (self.recompute, self.schedule) = (level, schedule);
-        Ok(())
     }
 
     /// The extents of a micro-batch.
@@ -210,10 +168,7 @@ impl PreparedStep {
 
     /// The states that are kept in memory of the host.
     pub fn on_host(&self) -> HashSet<&str> {
-        match self.settings.train.offload.has_optimizer() {
-            true => self.schedule.states_of(UPDATE).collect(),
-            false => HashSet::new(),
-        }
+        on_host(&self.schedule, self.settings.train.offload)
     }
 
     /// What a run allocates: all parameters as states, and what the programs of steps and of validation need besides.
@@ -222,15 +177,21 @@ impl PreparedStep {
     /// # Errors
     /// When a program cannot be compiled.
     pub fn memory(&self, programs: &ProgramCache) -> Result<MemoryBytes> {
-        self.memory_of(&self.schedule, programs)
+        self.memory_of(&self.schedule, self.settings.train.offload, programs)
     }
 
-    fn memory_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<MemoryBytes> {
+    /// [`PreparedStep::memory`] with another schedule and offloading.
+    pub(crate) fn memory_of(
+        &self,
+        schedule: &Schedule,
+        offload: Offload,
+        programs: &ProgramCache,
+    ) -> Result<MemoryBytes> {
         let bindings = self.bindings()?;
         let mut all = schedule.clone();
         let (graph, outputs) = (self.graph.clone(), EVALUATED.to_vec());
         all.stages.push(Stage { name: "evaluate", graph, outputs, times: Times::Once });
-        let parameters = all.parameter_memory(&bindings, &**programs.backend(), &self.on_host())?;
+        let parameters = all.parameter_memory(&bindings, &**programs.backend(), &on_host(schedule, offload))?;
         let owners = [MemoryOwner::States, MemoryOwner::HostStates];
         let besides = all.memory(programs, &bindings)?;
         Ok(owners.into_iter().fold(besides, |memory, owner| memory.with(owner, parameters.get(owner))))
@@ -241,7 +202,12 @@ impl PreparedStep {
     /// # Errors
     /// When the program cannot be compiled.
     pub fn snapshot(&self, programs: &ProgramCache) -> Result<MemorySnapshot> {
-        let Some(stage) = self.schedule.stages.first() else { return Ok(MemorySnapshot::default()) };
+        self.snapshot_of(&self.schedule, programs)
+    }
+
+    /// [`PreparedStep::snapshot`] with another schedule.
+    pub(crate) fn snapshot_of(&self, schedule: &Schedule, programs: &ProgramCache) -> Result<MemorySnapshot> {
+        let Some(stage) = schedule.stages.first() else { return Ok(MemorySnapshot::default()) };
         let program = programs.get(&stage.graph, &stage.outputs)?;
         let (lowered, bindings) = (program.graph(), self.bindings()?);
         Ok(memory_snapshot(lowered, &plan(lowered, &bindings)?, &bindings)?)
@@ -274,6 +240,14 @@ impl PreparedStep {
             *kinds.entry((kind, arg.ty.dtype)).or_default() += u64::try_from(bytes).unwrap_or(u64::MAX);
         }
         Ok(kinds.into_iter().map(|((kind, dtype), bytes)| StoredKind { kind, dtype, bytes }).collect())
+    }
+}
+
+/// The states of a schedule that are kept in memory of the host.
+fn on_host(schedule: &Schedule, offload: Offload) -> HashSet<&str> {
+    match offload.has_optimizer() {
+        true => schedule.states_of(UPDATE).collect(),
+        false => HashSet::new(),
     }
 }
 

@@ -52,14 +52,20 @@ pub fn train(
     prepared.step.fit(&backend)?;
     let mut logs = Logs::open(&folder, &prepared.step.settings)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
-        observe(&event);
-        logs.write(&event)
+        let notes = logs.notes().into_iter().map(|text| TrainEvent::Note { text });
+        notes.chain([event]).try_for_each(|event| {
+            observe(&event);
+            logs.write(&event)
+        })
     };
     for text in notes {
         tell(&mut logs, TrainEvent::Note { text })?;
     }
     if prepared.step.settings.train.memory.is_some() {
-        let text = format!("to fit into train.memory, the backward pass recomputes {}", prepared.step.recompute);
+        let (recompute, offload) = (prepared.step.recompute, prepared.step.settings.train.offload);
+        let text = format!(
+            "to fit into train.memory, the backward pass recomputes {recompute}, and train.offload is {offload}"
+        );
         tell(&mut logs, TrainEvent::Note { text })?;
     }
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();
@@ -75,8 +81,10 @@ pub fn train(
         Ok(RunEnd::Stopped { .. }) => RunEnded::Stopped,
         Err(_) => RunEnded::Failed,
     });
+    // The loop's own error says more than one of a log.
+    let notes = run.logs.notes().into_iter().try_for_each(|text| tell(&mut run.logs, TrainEvent::Note { text }));
     let end = end?;
-    closed.map(|()| end)
+    closed.and(notes).map(|()| end)
 }
 
 /// The checkpoint that `checkpoint.resume` names, and notes about damaged ones.

@@ -6,6 +6,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use ridge_hw::units::Bytes;
 use ridge_train::data::Vocabulary;
+use ridge_train::data::blocklist::Blocklist;
 use ridge_train::data::duplicates::Duplicates;
 use ridge_train::data::filters::{Filters, Lang, language};
 use ridge_train::data::prepare::{PrepareReport, PrepareSettings, prepare};
@@ -69,6 +70,10 @@ pub(crate) struct DataArgs {
     #[arg(long)]
     c4: bool,
 
+    /// Words and phrases, one a line: documents that contain one are left out; may be given more than once
+    #[arg(long, value_name = "FILE")]
+    blocklist: Vec<PathBuf>,
+
     /// Languages to keep, by code (en, deu), separated by commas [default: all]
     #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = known_language)]
     language: Vec<Lang>,
@@ -130,6 +135,7 @@ pub(crate) fn run(args: &DataArgs) -> Result<()> {
             gopher: args.gopher,
             repetition: args.repetition,
             c4: args.c4,
+            blocklist: if args.blocklist.is_empty() { None } else { Some(Blocklist::read(&args.blocklist)?) },
             languages: args.language.clone(),
         },
         held_out: args.held_out.clone(),

@@ -31,4 +31,7 @@ mod serve_rerank;
 mod serve_soak;
 mod tokenize;
 mod train;
+mod train_memory;
+mod train_servers;
+mod train_stories;
 mod worked;

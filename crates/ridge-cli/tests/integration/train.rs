@@ -15,7 +15,7 @@ const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 32, "intermediate_
     "tie_word_embeddings": false}"#;
 
 /// A folder with a model's configuration, a text, and the settings of a run of `steps` steps with a checkpoint every `every`.
-fn folder(steps: u64, every: u64) -> Folder {
+pub(crate) fn folder(steps: u64, every: u64) -> Folder {
     let folder = Folder::of_config(MODEL);
     let text: String = (0..300).map(|i| format!("{i} bottles of ink, take {} down.\n", i % 7)).collect();
     folder.write("text.txt", text);
@@ -38,7 +38,7 @@ fn parsed(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-fn run_file(folder: &Folder) -> String {
+pub(crate) fn run_file(folder: &Folder) -> String {
     folder.file("run.toml").display().to_string()
 }
 
@@ -169,8 +169,11 @@ fn a_run_is_logged_for_mlflow_and_wandb_and_keeps_its_id_when_it_continues() {
     let folder = folder(4, 0);
     let (file, store) = (run_file(&folder), folder.file("mlruns").display().to_string());
     let keys = ["-t", "1", "--log.every", "1", "--log.mlflow", &store, "--log.wandb", "project"];
-    stdout(&[&["train", &file], &keys[..]].concat());
-    stdout(&[&["train", &file, "--train.steps", "6"], &keys[..]].concat());
+    for more in [&[][..], &["--train.steps", "6"]] {
+        let mut offline = command(&[&["train", &file], &keys[..], more].concat());
+        let ran = ran(offline.env("WANDB_MODE", "offline").output().unwrap());
+        assert!(ran.code == 0 && !ran.stderr.contains("W&B"), "{}", ran.stderr);
+    }
     let id = std::fs::read_to_string(folder.file("run/run-id")).unwrap();
     let run = PathBuf::from(&store).join("271828182845904523").join(&id);
     let read = |name: &str| std::fs::read_to_string(run.join(name)).unwrap();
@@ -351,6 +354,17 @@ fn data_filters_by_rules_and_language() {
     for said in ["left out 1: another language", "left out 1: braces", "left out 1: duplicate", "1 of 4 documents"] {
         assert!(ran.stderr.contains(said), "{said}: {}", ran.stderr);
     }
+    folder.write("words", "frozen sea\nANFANG\n");
+    folder.write("more", "Login\n");
+    let [words, more, second] = ["words", "more", "second"].map(|name| folder.file(name).display().to_string());
+    let lists = ["--blocklist", &words, "--blocklist", &more];
+    let ran = ridge(&[&["data", &input, "-o", &second], &lists[..]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("left out 2: words of the blocklist") && ran.stderr.contains("2 of 4"),
+        "{}",
+        ran.stderr
+    );
     let refused = ridge(&["data", &input, "-o", &output, "--language", "elvish"]);
     assert_eq!(refused.code, 2, "{}", refused.stderr);
     assert!(refused.stderr.contains("ISO 639-3"), "{}", refused.stderr);

@@ -9,6 +9,7 @@ use whatlang::detect;
 
 pub use whatlang::Lang;
 
+use super::blocklist::Blocklist;
 use super::order::mix;
 
 /// What a document must have.
@@ -29,6 +30,8 @@ pub struct Filters {
     /// Whether the rules of C4 hold: lines that do not end a sentence, have fewer than 5 words, or speak of Javascript are left out,
     /// and documents with braces or placeholder text, and those that have fewer than 3 sentences then.
     pub c4: bool,
+    /// Words of which a document has none, after the rules of C4 have left out lines.
+    pub blocklist: Option<Blocklist>,
     /// The languages that are kept; all if empty.
     pub languages: Vec<Lang>,
 }
@@ -41,6 +44,7 @@ impl Default for Filters {
             gopher: false,
             repetition: false,
             c4: false,
+            blocklist: None,
             languages: Vec::new(),
         }
     }
@@ -97,6 +101,9 @@ impl Filters {
             if !detect(seen).is_some_and(|found| self.languages.contains(&found.lang())) {
                 return Err("another language");
             }
+        }
+        if self.blocklist.as_ref().is_some_and(|list| list.is_in(&kept)) {
+            return Err("words of the blocklist");
         }
         if let Some(why) = self.gopher.then(|| gopher(&kept)).flatten() {
             return Err(why);
@@ -253,6 +260,16 @@ mod tests {
         assert_eq!(rules.kept("A line of one sentence alone."), Err("fewer than 3 sentences"));
         assert_eq!(rules.kept("fn main() { }"), Err("braces"));
         assert_eq!(rules.kept("Lorem ipsum dolor sit amet."), Err("placeholder text"));
+    }
+
+    #[test]
+    fn a_word_of_the_blocklist_counts_in_the_lines_that_are_kept() {
+        let blocklist = Some(Blocklist::new(&["darn"]).expect("is built"));
+        let rules = |c4| Filters { c4, blocklist: blocklist.clone(), ..Filters::default() };
+        let kept = "The harbour froze over for the third time. Boats lay still. Nobody had expected that.";
+        let text = format!("{kept}\nDarn");
+        assert_eq!(rules(false).kept(&text), Err("words of the blocklist"));
+        assert_eq!(rules(true).kept(&text).as_deref(), Ok(kept));
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The log files of a run.
+//! The logs of a run: its files, and what servers are sent.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -9,48 +10,93 @@ use super::event::{RunEnded, TrainEvent};
 use super::jsonl::{JsonLines, seconds};
 use super::mlflow::MlflowRun;
 use super::numbers::numbers;
+use super::remote::{Delivery, Environment, MlflowServer, Pace, Row, WandbMode, WandbServer};
 use super::tensorboard::EventFile;
 use super::wandb::WandbRun;
+use crate::data::source::is_remote;
 use crate::error::{Result, io_error};
 use crate::settings::{LogSettings, Settings};
 
-/// The log files of a run.
+/// A server that says nothing for so long has failed.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The logs of a run. What a server is sent is in a file, too: nothing is lost when it cannot be reached.
 pub struct Logs {
     jsonl: Option<JsonLines>,
     tensorboard: Option<EventFile>,
     mlflow: Option<MlflowRun>,
     wandb: Option<WandbRun>,
+    /// Servers, each with where to find what it was not sent.
+    servers: Vec<(Delivery, String)>,
+    notes: Vec<String>,
+}
+
+/// How others know the run.
+struct Identity {
+    /// 32 hexadecimal digits.
+    id: String,
+    name: String,
+    /// Settings by `section.key`.
+    settings: Vec<(String, Value)>,
 }
 
 impl Logs {
-    /// Those that `settings` asks for: in the folder of the run, and in the file store of MLflow.
+    /// Those that `settings` asks for: in the folder of the run, in the file store of MLflow or on its server, and on that of W&B if
+    /// the environment has a key.
     ///
     /// # Errors
-    /// When one cannot be written.
+    /// When a file cannot be written, or the environment has settings of servers that cannot be used. No server is waited for.
     pub fn open(folder: &Path, settings: &Settings) -> Result<Self> {
         let LogSettings { jsonl, tensorboard, mlflow, wandb, .. } = &settings.log;
         let jsonl = jsonl.then(|| JsonLines::open(&folder.join("log.jsonl"))).transpose()?;
         let tensorboard = tensorboard.then(|| EventFile::create(&folder.join("tensorboard"))).transpose()?;
-        let (mut in_mlflow, mut in_wandb) = (None, None);
+        let mut logs = Self { jsonl, tensorboard, mlflow: None, wandb: None, servers: Vec::new(), notes: Vec::new() };
         if mlflow.is_some() || wandb.is_some() {
-            let (id, keys) = (run_id(folder)?, keys(settings));
             let name = folder.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
-            if let Some(store) = mlflow {
-                in_mlflow = Some(MlflowRun::open(store, &id, &name, &keys)?);
-            }
-            if let Some(project) = wandb {
-                in_wandb = Some(WandbRun::create(folder, project, &id[..8], &name, &keys)?);
-            }
+            let identity = Identity { id: run_id(folder)?, name, settings: keys(settings) };
+            mlflow.as_ref().map_or(Ok(()), |store| logs.open_mlflow(folder, store, &identity))?;
+            wandb.as_ref().map_or(Ok(()), |project| logs.open_wandb(folder, project, &identity))?;
         }
-        Ok(Self { jsonl, tensorboard, mlflow: in_mlflow, wandb: in_wandb })
+        Ok(logs)
+    }
+
+    /// In a file store: `store`, or one in the folder if that is the address of a server.
+    fn open_mlflow(&mut self, folder: &Path, store: &Path, identity: &Identity) -> Result<()> {
+        let Identity { id, name, settings } = identity;
+        let mut files: PathBuf = store.to_owned();
+        if is_remote(store) {
+            files = folder.join("mlruns");
+            let uri = store.to_string_lossy();
+            let server = MlflowServer::new(&uri, id, name, settings, &Environment::PROCESS, TIMEOUT)?;
+            let instead = format!("the whole run is in the file store {}", files.display());
+            self.servers.push((Delivery::start(server, Pace::default()), instead));
+        }
+        self.mlflow = Some(MlflowRun::open(&files, id, name, settings)?);
+        Ok(())
+    }
+
+    fn open_wandb(&mut self, folder: &Path, project: &str, identity: &Identity) -> Result<()> {
+        let Identity { id, name, settings } = identity;
+        let id = &id[..8];
+        let run = WandbRun::create(folder, project, id, name, settings)?;
+        let instead = format!("`wandb sync {}` uploads the whole run", run.folder().display());
+        self.wandb = Some(run);
+        match WandbServer::of_environment(project, id, name, settings, &Environment::PROCESS, TIMEOUT)? {
+            WandbMode::Offline => {}
+            WandbMode::NoKey(host) => self.notes.push(format!(
+                "W&B: WANDB_API_KEY is not set, and no netrc file has a key of {host}, so the run is written offline; {instead}"
+            )),
+            WandbMode::Online(server) => self.servers.push((Delivery::start(server, Pace::default()), instead)),
+        }
+        Ok(())
     }
 
     /// Logs an event.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When it cannot be written. What a server cannot be sent is no error.
     pub fn write(&mut self, event: &TrainEvent) -> Result<()> {
-        let Self { jsonl, tensorboard, mlflow, wandb } = self;
+        let Self { jsonl, tensorboard, mlflow, wandb, servers, .. } = self;
         if let Some(jsonl) = jsonl {
             jsonl.write(event)?;
         }
@@ -61,19 +107,37 @@ impl Logs {
         if let Some(run) = mlflow {
             run.numbers(step, &numbers)?;
         }
-        wandb.as_mut().map_or(Ok(()), |run| run.numbers(step, &numbers))
+        if let Some(run) = wandb {
+            run.numbers(step, &numbers)?;
+        }
+        for (server, _) in servers {
+            server.push(Row { step, time: seconds(), numbers: numbers.clone() });
+        }
+        Ok(())
     }
 
-    /// Notes how the run ended.
+    /// What one should know of servers since the last call.
+    pub fn notes(&mut self) -> Vec<String> {
+        let servers = self.servers.iter().flat_map(|(server, _)| server.notes());
+        self.notes.extend(servers);
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Notes how the run ended, and waits up to 20 seconds for servers to take what is left. What they did not take is among the
+    /// notes.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// When the end cannot be written.
     pub fn close(&mut self, ended: RunEnded) -> Result<()> {
-        let Self { mlflow, wandb, .. } = self;
-        if let Some(run) = mlflow {
-            run.close(ended)?;
+        let files = self.mlflow.as_mut().map_or(Ok(()), |run| run.close(ended));
+        let files = files.and(self.wandb.as_mut().map_or(Ok(()), |run| run.close(ended)));
+        for (server, _) in &self.servers {
+            server.end(ended);
         }
-        wandb.as_mut().map_or(Ok(()), |run| run.close(ended))
+        for (server, instead) in std::mem::take(&mut self.servers) {
+            self.notes.extend(server.close(&instead));
+        }
+        files
     }
 }
 

@@ -61,3 +61,7 @@ impl TrainEvent {
 pub(super) fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
+
+pub(super) fn milliseconds(seconds: f64) -> u64 {
+    (seconds * 1e3) as u64
+}

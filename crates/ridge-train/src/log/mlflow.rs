@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::event::RunEnded;
-use super::jsonl::seconds;
+use super::jsonl::{milliseconds, seconds};
 use crate::error::{Result, io_error};
 
 /// The experiment that runs are of, and its id, which file stores choose at random.
@@ -106,10 +106,6 @@ impl MlflowRun {
             ),
         )
     }
-}
-
-fn milliseconds(seconds: f64) -> u64 {
-    (seconds * 1e3) as u64
 }
 
 /// A `file:` address, quoted as YAML and JSON do.

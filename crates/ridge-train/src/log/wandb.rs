@@ -69,6 +69,11 @@ impl WandbRun {
         Ok(run)
     }
 
+    /// The folder of the run, which `wandb sync` uploads.
+    pub fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
     /// Adds numbers of a step.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ pub const KEYS: &[Key] = &[
     key("train.fp8_history", Number, "Steps whose largest magnitudes delayed scaling goes by [default: 1024]"),
     key("train.recomputation", Text, "Activations computed again: none, selective or full [default: none]"),
     key("train.offload", Text, "Kept in host memory: none, activations, optimizer or all [default: none]"),
-    key("train.memory", Text, "Memory to fit into, such as 40GiB: layers are recomputed until a step fits"),
+    key("train.memory", Text, "Memory to fit into, such as 40GiB: what costs least is recomputed or offloaded"),
     key("train.seed", Number, "Seed of initial weights, dropout and the order of data [default: 1]"),
     key("train.clip", Number, "Largest global norm of the gradient, 0 for none [default: 1]"),
     key("train.z_loss", Number, "Factor of the z-loss, which keeps logits small, 0 for none [default: 0]"),
@@ -131,7 +131,11 @@ pub const KEYS: &[Key] = &[
     key("log.every", Number, "Steps between reports [default: 10]"),
     key("log.jsonl", Flag, "Write events as JSON lines [default: true]"),
     key("log.tensorboard", Flag, "Write events for TensorBoard [default: false]"),
-    key("log.mlflow", Text, "Folder of an MLflow file store to write the run to"),
-    key("log.wandb", Text, "Weights & Biases project of the run, written offline for `wandb sync`"),
+    key("log.mlflow", Text, "Folder of an MLflow file store, or http(s)://... of a tracking server, to log the run to"),
+    key(
+        "log.wandb",
+        Text,
+        "Weights & Biases project of the run; without WANDB_API_KEY it is written offline for `wandb sync`",
+    ),
     key("log.page", Text, "Address of a live web page of the run, such as 127.0.0.1:7070"),
 ];

@@ -3,7 +3,8 @@
 use toml::{Table, Value};
 
 use super::keys::{KEYS, Key, KeyKind};
-use super::sections::{DataSettings, OptimizerSettings, Settings, TrainSettings};
+use super::sections::{DataSettings, LogSettings, OptimizerSettings, Settings, TrainSettings};
+use crate::data::source::is_remote;
 use crate::error::{Result, TrainError};
 
 /// Reads the text of a configuration, then sets each of `flags`, a `section.key` and its value as typed. `file` stands for
@@ -175,13 +176,27 @@ fn check(settings: &Settings) -> Result<()> {
     within("train.clip", *clip, *clip >= 0.0 && clip.is_finite(), "must be 0 or more")?;
     within("train.z_loss", *z_loss, *z_loss >= 0.0 && z_loss.is_finite(), "must be 0 or more")?;
     within("train.spike", *spike, *spike >= 0.0 && spike.is_finite(), "must be 0 or more")?;
-    if let Some(page) = &settings.log.page
+    check_log(&settings.log)?;
+    settings.experts.check()?;
+    check_optimizer(optimizer)
+}
+
+fn check_log(log: &LogSettings) -> Result<()> {
+    if let Some(page) = &log.page
         && page.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
     {
         return Err(TrainError::setting("log.page", page, "must be host:port, such as 127.0.0.1:7070"));
     }
-    settings.experts.check()?;
-    check_optimizer(optimizer)
+    if let Some(store) = log.mlflow.as_ref().filter(|store| is_remote(store)) {
+        let text = store.to_string_lossy();
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", &text));
+        // Settings are shown and saved, so they must not have a password, and this message must not show it.
+        if let Some((_, host)) = rest.split(['/', '?', '#']).next().and_then(|authority| authority.rsplit_once('@')) {
+            let why = "must have no user and password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD";
+            return Err(TrainError::setting("log.mlflow", format!("{scheme}://***@{host}"), why));
+        }
+    }
+    Ok(())
 }
 
 fn check_optimizer(optimizer: &OptimizerSettings) -> Result<()> {
@@ -298,6 +313,12 @@ mod tests {
         assert!(text.starts_with("train.memory = \"40\": ") && text.contains("add its unit"), "{text}");
         assert_eq!(error("", &[("train.steps", "x")]), "train.steps = x: must be a number");
         assert_eq!(error("", &[("train.batch_size", "0")]), "train.batch_size = 0: must be from 1 to 1048576");
+        let text = error("", &[("log.mlflow", "https://user:secret@host:5000/path")]);
+        assert_eq!(
+            text,
+            "log.mlflow = https://***@host:5000: must have no user and password; set MLFLOW_TRACKING_USERNAME and \
+             MLFLOW_TRACKING_PASSWORD"
+        );
         assert_eq!(error("", &[("optimizer.beta1", "1")]), "optimizer.beta1 = 1: must be at least 0 and below 1");
     }
 

@@ -117,9 +117,9 @@ section! {
         fp8_history: usize = 1024,
         /// What the backward pass computes again, at least.
         recomputation: Recomputation = Recomputation::None,
-        /// What is kept in memory of the host.
+        /// What is kept in memory of the host, at least.
         offload: Offload = Offload::None,
-        /// Bytes of the device that a run may use; recomputation is raised until it does.
+        /// Bytes of the device that a run may use; recomputation and offloading are raised so that it does in the least time.
         #[serde(with = "memory_text", skip_serializing_if = "Option::is_none")]
         memory: Option<Bytes> = None,
         /// Seed of initial weights, dropout and the order of data.
@@ -244,10 +244,10 @@ section! {
         jsonl: bool = true,
         /// Whether they are written for TensorBoard.
         tensorboard: bool = false,
-        /// The folder of a file store of MLflow that the run is written to.
+        /// The folder of a file store of MLflow, or the `http(s)://` address of a tracking server, that the run is written to.
         #[serde(skip_serializing_if = "Option::is_none")]
         mlflow: Option<PathBuf> = None,
-        /// The project of Weights & Biases that the run is of, written to the folder of the run.
+        /// The project of Weights & Biases that the run is of, written to the folder of the run, and sent if there is a key.
         #[serde(skip_serializing_if = "Option::is_none")]
         wandb: Option<String> = None,
         /// The address, `host:port`, of a live page of the run, which whoever observes the run serves.
@@ -423,6 +423,12 @@ impl Offload {
     /// Are activations?
     pub fn has_activations(self) -> bool {
         matches!(self, Self::Activations | Self::All)
+    }
+
+    /// Does it move all that `other` moves?
+    pub fn includes(self, other: Self) -> bool {
+        let has = |of: fn(Self) -> bool| of(self) || !of(other);
+        has(Self::has_activations) && has(Self::has_optimizer)
     }
 
     /// Is the state of the optimiser?

@@ -1,7 +1,14 @@
 //! Memory as it is predicted before a run, beside what the backend has allocated in it.
 
-use ridge_runtime::{MemoryBytes, MemoryOwner, MemorySnapshot, ProgramCache};
-use ridge_train::{Prepared, Trainer};
+use std::sync::Arc;
+
+use ridge_graph::passes::Kernel;
+use ridge_graph::{Graph, Type};
+use ridge_runtime::{
+    Backend, Buffer, MemoryBytes, MemoryOwner, MemorySnapshot, Program, ProgramCache, Result, WeightData,
+};
+use ridge_train::settings::Offload;
+use ridge_train::{Prepared, TrainError, Trainer};
 
 use crate::common::{cpu, deep, folder, settings};
 
@@ -122,4 +129,96 @@ fn gradients_take_no_memory_of_a_step_behind_their_layer() {
         println!("{few} to {many}, a layer has {of_layer}");
         assert!(many < most && of_layer > 32 * 32 * 4, "{few} to {many}, a layer has {of_layer}");
     }
+}
+
+/// A CPU that says it has a link to memory of the host.
+struct Linked {
+    cpu: Arc<dyn Backend>,
+    bytes_per_second: f64,
+}
+
+impl Backend for Linked {
+    fn name(&self) -> &'static str {
+        self.cpu.name()
+    }
+
+    fn kernels(&self) -> &[Kernel] {
+        self.cpu.kernels()
+    }
+
+    fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer> {
+        self.cpu.upload(ty, parts)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        self.cpu.allocate(bytes)
+    }
+
+    fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.cpu.read(buffer)
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        self.cpu.write(buffer, bytes)
+    }
+
+    fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
+        self.cpu.compile(graph)
+    }
+
+    fn padded_bytes(&self, bytes: usize) -> usize {
+        self.cpu.padded_bytes(bytes)
+    }
+
+    fn host_link(&self) -> Result<Option<f64>> {
+        Ok(Some(self.bytes_per_second))
+    }
+}
+
+#[test]
+fn a_budget_is_met_by_what_costs_least() {
+    let dir = folder();
+    deep(dir.path(), 4);
+    let cpu = cpu(2);
+    // What a step recomputes and offloads, and its bytes, by a link of this rate, if that is above 0.
+    let fitted = |bytes_per_second: f64, keys: &[(&str, &str)]| {
+        let keys = [&[("train.batch_size", "16")], keys].concat();
+        let mut step = Prepared::new(settings(dir.path(), "deep.json", &keys)).expect("prepares").step;
+        let linked = || Arc::new(Linked { cpu: Arc::clone(&cpu), bytes_per_second });
+        let backend: Arc<dyn Backend> = if bytes_per_second > 0.0 { linked() } else { Arc::clone(&cpu) };
+        step.fit(&backend)?;
+        let bytes = step.memory(&ProgramCache::new(backend)).expect("compiles").on_device();
+        Ok::<_, TrainError>((step.recompute.to_string(), step.settings.train.offload, bytes))
+    };
+    let (fast, slow) = (1e15, 1e3);
+    let bytes = |keys: &[(&str, &str)]| fitted(fast, keys).expect("has no budget").2;
+    let [whole, offloaded, recomputed] = [
+        bytes(&[]),
+        bytes(&[("train.offload", "activations")]),
+        bytes(&[("train.recomputation", "full"), ("train.offload", "all")]),
+    ];
+    let within = |link: f64, bytes: usize, keys: &[(&str, &str)]| {
+        let found = fitted(link, &[&[("train.memory", &*format!("{bytes}B"))], keys].concat());
+        found.inspect(|(level, offload, needed)| {
+            println!("{bytes} by {link:e}: {level}, {offload}, {needed}");
+            assert!(*needed <= bytes);
+        })
+    };
+    // What fits stays as it is, also by the fastest link.
+    assert_eq!(within(fast, whole, &[]).expect("fits"), ("no activations".to_owned(), Offload::None, whole));
+    // A fast link moves activations, and nothing is computed again; by a slow one they are computed again.
+    let (level, offload, _) = within(fast, offloaded, &[]).expect("fits");
+    assert!(level == "no activations" && offload.has_activations(), "{level}, {offload}");
+    let (level, offload, _) = within(slow, offloaded, &[]).expect("fits");
+    assert!(level != "no activations" && offload == Offload::None, "{level}, {offload}");
+    // What is asked for stays.
+    let (_, offload, _) = within(slow, offloaded - 1, &[("train.offload", "optimizer")]).expect("fits");
+    assert!(offload.has_optimizer(), "{offload}");
+    // What no recomputation reaches, offloading does, however slow the link; below that, nothing.
+    let error = within(0.0, recomputed, &[]).expect_err("does not fit").to_string();
+    assert!(error.contains("with all layers recomputed; raise it"), "{error}");
+    let (_, offload, least) = within(slow, recomputed, &[]).expect("fits");
+    assert_ne!(offload, Offload::None);
+    let error = within(fast, least / 2, &[]).expect_err("does not fit").to_string();
+    assert!(error.contains("with all layers recomputed and all offloaded that can be; raise it"), "{error}");
 }
