@@ -25,11 +25,13 @@ pub struct BuildOptions {
     /// Factor of the z-loss of a training graph, the square of the logarithm of each token's sum of exponentials; 0 for
     /// none.
     pub z_loss: f64,
+    /// Tokens that the model's prediction module drafts in each step, for speculative decoding; 0 leaves the module out.
+    pub drafts: usize,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None, z_loss: 0.0 }
+        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None, z_loss: 0.0, drafts: 0 }
     }
 }
 
@@ -42,6 +44,9 @@ pub struct Model {
     /// The graph for tokens of an answer, where they are computed otherwise than those of a prompt. It has the weights,
     /// states, inputs and outputs of `graph`.
     pub answers: Option<Graph>,
+    /// The graph that drafts tokens behind those of a step, of a model built with [`BuildOptions::drafts`]. Its weights and states are
+    /// among those of `graph`. See [`DRAFTS`].
+    pub drafts: Option<Graph>,
     /// The tokens themselves, in the blocks of groups without a window.
     pub history: StateGroup,
     /// Dtype of keys and values in the cache.
@@ -64,12 +69,13 @@ impl Model {
         round_activations(&mut self.module.graph, prompts);
         round_activations(&mut other, answers);
         self.answers = (other != self.graph).then_some(other);
+        self.drafts.iter_mut().for_each(|graph| round_activations(graph, answers));
     }
 
     /// Makes steps copy the weights of these names, which are kept in memory of the host, ahead of their use where they
     /// would read them more than once: [`fetch_weights`].
     pub fn fetch(&mut self, names: &BTreeSet<String>) {
-        let graphs = std::iter::once(&mut self.module.graph).chain(&mut self.answers);
+        let graphs = std::iter::once(&mut self.module.graph).chain(&mut self.answers).chain(&mut self.drafts);
         graphs.for_each(|graph| fetch_weights(graph, names));
     }
 }
@@ -199,6 +205,19 @@ impl StepInputs {
         })
     }
 }
+
+/// The step input of a graph built with [`BuildOptions::drafts`] with the token that follows each of the step's, i32 `[tokens]`; negative
+/// where it is not known, and nothing is added for the token to the prediction module's cache.
+pub const FOLLOWERS: &str = "followers";
+
+/// The output of a graph built with [`BuildOptions::drafts`], and the step input of its drafting graph: the hidden state of each row's last
+/// token, `[seqs, hidden]` of the activations' dtype.
+pub const LAST_HIDDEN: &str = "last_hidden";
+
+/// The output of a drafting graph, i32 `[seqs, drafts]`: tokens that may follow the one of each row, which stands behind `lengths` others.
+/// Its step inputs are those of [`StepInputs`], the keys of sampling and [`LAST_HIDDEN`]: rows have one token, and the last hidden
+/// state is that of the token before it.
+pub const DRAFTS: &str = "drafts";
 
 /// What the names of a pool of blocks end with, before the window.
 const WITHIN: &str = "_within_";
@@ -416,7 +435,8 @@ pub(crate) fn history_group() -> StateGroup {
 ///   ask for none get the same token;
 /// - `logprob`, `adjusted_logprob`: f32 `[seqs]`, the natural logarithm of `next`'s or `next_adjusted`'s probability by
 ///   `logits` as they are;
-/// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the most likely tokens by `logits` as they are.
+/// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the most likely tokens by `logits` as they are;
+/// - with drafts [`LAST_HIDDEN`].
 ///
 /// Tokens of the step are written to the state [`HISTORY`] at `slots`, i32 `[tokens]`.
 ///
@@ -455,11 +475,12 @@ pub fn finish_decoder(
     outputs.extend(
         ["logprob", "adjusted_logprob", "top_ids", "top_logprobs"].map(str::to_owned).into_iter().zip(logarithms),
     );
+    outputs.extend((options.drafts > 0).then(|| (LAST_HIDDEN.to_owned(), last_hidden)));
     g.finish(outputs)
 }
 
 /// The token that follows `lengths` others, of each row of `logits`.
-fn sample(g: &mut Builder, logits: Var, lengths: Var) -> GraphResult<Var> {
+pub(crate) fn sample(g: &mut Builder, logits: Var, lengths: Var) -> GraphResult<Var> {
     let mut keys = [lengths; SampleToken::KEYS.len()];
     for (key, (name, dtype)) in keys.iter_mut().zip(SampleToken::KEYS) {
         *key = match name {

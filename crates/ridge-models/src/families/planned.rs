@@ -78,6 +78,7 @@ impl PlannedConfig {
                 activations: options.activations,
             },
             answers: None,
+            drafts: None,
             history: history_group(),
             cache: options.cache,
             block_size: options.block_size,
