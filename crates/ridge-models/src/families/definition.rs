@@ -150,6 +150,19 @@ impl ModelConfig {
         self.family.build(&*self.config, options)
     }
 
+    /// Parameters of the module that predicts further tokens, if there is one, besides the embedding and the output projection, which
+    /// it shares with the model.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::build`].
+    pub fn prediction_parameters(&self) -> GraphResult<Option<u64>> {
+        if !self.predicts() {
+            return Ok(None);
+        }
+        let model = |drafts| self.build(&BuildOptions { drafts, ..BuildOptions::default() });
+        Ok(Some(model(1)?.parameter_count() - model(0)?.parameter_count()))
+    }
+
     /// Builds the graph that this model is trained with: the same weights without a cache, each token attending to those of
     /// its own sequence in the step. The cache and block size of `options` do not matter.
     ///

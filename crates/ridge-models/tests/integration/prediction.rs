@@ -6,10 +6,12 @@ use std::sync::Arc;
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::ops::SampleToken;
 use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, conformance, evaluate, passes};
-use ridge_models::{FOLLOWERS, LAST_HIDDEN, WeightSource, with_blocks};
+use ridge_models::{BuildOptions, FOLLOWERS, LAST_HIDDEN, ModelFiles, WeightSource, with_blocks};
 use ridge_runtime::Session;
 
-use crate::common::{BLOCKS, Fixture, SHUFFLED, Sequence, TABLE, empty_state, find, relative, stack, step_of};
+use crate::common::{
+    BLOCKS, Fixture, SHUFFLED, Sequence, TABLE, empty_state, find, fixtures, options, relative, stack, step_of,
+};
 
 const FAMILIES: [&str; 2] = ["glm4_moe", "deepseek_v3"];
 const DRAFTS: usize = 3;
@@ -160,5 +162,44 @@ fn drafts_on_the_cpu_are_as_near_to_exact_as_those_of_torch() {
         let [torch, exact] = ["f32", "f64"].map(|of| matrix(&[fixture.expected.tensor(&format!("draft_logits_{of}"))]));
         let plains: Vec<&Tensor> = [&torch].into_iter().chain(&others).collect();
         conformance::near(&got, &plains, &exact).unwrap_or_else(|why| panic!("{name}{why}"));
+    }
+}
+
+/// DeepSeek-V3's README counts 671 billion parameters of the model and 685 of the checkpoint, which has the embedding and the output
+/// projection twice, and a scale for each block of 128 x 128 weights.
+#[test]
+fn the_module_of_deepseek_v3_has_as_many_parameters_as_published() {
+    let files = ModelFiles::from_config(&fixtures().join("configs/DeepSeek-V3.json")).expect("opens");
+    let config = files.config().unwrap_or_else(|e| panic!("{e}"));
+    let module = config.prediction_parameters().expect("builds").expect("has one");
+    assert_eq!(module, 11_610_068_224);
+    let model = config.build(&options()).expect("builds").parameter_count();
+    let copies = 2 * (config.vocab_size * config.hidden_size) as u64;
+    let scales = (model + module) / (128 * 128);
+    let billions = |n: u64| (n + 500_000_000) / 1_000_000_000;
+    assert_eq!([billions(model), billions(model + module + copies + scales)], [671, 685]);
+}
+
+#[test]
+fn a_model_without_a_module_drafts_nothing() {
+    let config = ModelFiles::open(None).expect("embedded").config().expect("is supported");
+    assert!(!config.predicts() && config.prediction_parameters().expect("builds").is_none());
+    let refused = config.build(&BuildOptions { drafts: 1, ..options() }).err().expect("refused").to_string();
+    assert!(refused.contains("no module that predicts further tokens"), "{refused}");
+}
+
+/// Without drafts a checkpoint's module is left out, and with drafts what it shares with the model.
+#[test]
+fn tensors_that_a_model_does_without_are_left_out() {
+    for name in FAMILIES {
+        let (with, without) = (Fixture::predicting(name, 1), Fixture::predicting(name, 0));
+        let unused = |fixture: &Fixture| fixture.checkpoint.unused().len();
+        assert_eq!(unused(&with), 2, "{name}");
+        assert!(unused(&without) > 12, "{name}");
+        let more = with.model.parameter_count() - without.model.parameter_count();
+        assert_eq!(with.config.prediction_parameters(), Ok(Some(more)), "{name}");
+        let drafts = with.model.drafts.as_ref().expect("was asked for");
+        let known = |arg: &Arg| with.model.parameters().any(|known| known.name == arg.name);
+        assert!(drafts.args(Role::Weight).all(known), "{name}: the graph lacks weights of its drafts");
     }
 }
