@@ -15,7 +15,7 @@ use ridge_runtime::{Backend, Session};
 
 use crate::fixed::{cpu, run};
 
-const FAMILIES: [&str; 2] = ["glm4_moe", "deepseek_v3"];
+const FAMILIES: [&str; 3] = ["glm4_moe", "deepseek_v3", "deepseek_v32"];
 const DRAFTS: usize = 3;
 
 fn loaded(family: &str, drafts: usize, divided: bool, backend: Arc<dyn Backend>) -> (Session, Model) {
@@ -108,7 +108,7 @@ fn most_drafts_are_accepted_and_save_steps() {
 
 #[test]
 fn drafts_change_no_answer() {
-    for (family, divided) in [(FAMILIES[0], false), (FAMILIES[1], false), (FAMILIES[0], true)] {
+    for (family, divided) in [(FAMILIES[0], false), (FAMILIES[1], false), (FAMILIES[2], false), (FAMILIES[0], true)] {
         let requests = requests();
         let expected = answers(&mut service(family, &plain(divided)), &requests, false);
         let (mut preempted, mut shared, mut rejected) = (0, 0, 0);

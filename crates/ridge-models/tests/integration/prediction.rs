@@ -13,7 +13,7 @@ use crate::common::{
     BLOCKS, Fixture, SHUFFLED, Sequence, TABLE, empty_state, find, fixtures, options, relative, stack, step_of,
 };
 
-const FAMILIES: [&str; 2] = ["glm4_moe", "deepseek_v3"];
+const FAMILIES: [&str; 3] = ["glm4_moe", "deepseek_v3", "deepseek_v32"];
 const DRAFTS: usize = 3;
 
 /// What runs a graph for its only output, with states that later runs see.
