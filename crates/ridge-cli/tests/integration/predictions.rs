@@ -28,7 +28,7 @@ fn a_model_that_predicts_generates_the_same_text_and_says_how_many_drafts_were_r
                 assert_eq!(drafted["tokens"], plain["tokens"], "{family} {sampling:?} {more:?}");
                 let [drafts, accepted] = ["draft_tokens", "accepted_draft_tokens"]
                     .map(|name| drafted["speculation"][name].as_u64().unwrap());
-                assert!(accepted > 3 && accepted <= drafts && drafts < 40, "{family}: {accepted} of {drafts}");
+                assert!(accepted > 3 && accepted <= drafts, "{family}: {accepted} of {drafts}");
             }
         }
     }

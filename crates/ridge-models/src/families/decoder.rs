@@ -17,8 +17,9 @@ use super::tensors::{TensorName, TensorTable};
 use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::loss::{mean_loss, targets};
-use crate::model::{BuildOptions, FOLLOWERS, Model, StepInputs, finish_decoder, history_group, symbols};
+use crate::model::{BuildOptions, FOLLOWERS, Model, StepInputs, history_group, symbols};
 use crate::module::Module;
+use crate::sampled::finish_decoder;
 use ridge_files::checkpoint::{Part, Stack};
 
 pub(super) use super::decoder_layer::AttentionScores;

@@ -8,7 +8,8 @@ use super::decoder::{DecoderFamily, Layers, embedding_table, head};
 use super::decoder_layer::LayerInputs;
 use super::prediction::PredictionScopes;
 use super::tensors::TensorTable;
-use crate::model::{BuildOptions, DRAFTS, LAST_HIDDEN, StepInputs, sample, symbols};
+use crate::model::{BuildOptions, DRAFTS, LAST_HIDDEN, StepInputs, symbols};
+use crate::sampled::sample;
 
 /// The output with the logits that drafts are sampled from, f32 `[seqs, drafts, vocab]`.
 const DRAFT_LOGITS: &str = "draft_logits";
@@ -82,7 +83,7 @@ impl Drafting<'_> {
         let x = self.scopes.join(g, norm, [embedded, hidden])?;
         let x = self.layers.predict(g, &self.scopes.layer, x, slots)?;
         let x = norm.apply(g, &self.scopes.norm, x)?;
-        let starts = g.slice(step.query_start, 0, 0, &Dim::sym(symbols::SEQS))?;
+        let starts = g.slice(step.query_start, 0, 0, Dim::sym(symbols::SEQS))?;
         self.hidden = g.gather(x, starts, 0)?;
         let logits = head(g, self.tensors, self.family, self.hidden)?;
         let two = g.constant(DType::I32, 2.0)?;

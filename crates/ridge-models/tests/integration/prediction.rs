@@ -184,7 +184,7 @@ fn the_module_of_deepseek_v3_has_as_many_parameters_as_published() {
 fn a_model_without_a_module_drafts_nothing() {
     let config = ModelFiles::open(None).expect("embedded").config().expect("is supported");
     assert!(!config.predicts() && config.prediction_parameters().expect("builds").is_none());
-    let refused = config.build(&BuildOptions { drafts: 1, ..options() }).err().expect("refused").to_string();
+    let refused = config.build(&BuildOptions { drafts: 1, ..options() }).expect_err("refused").to_string();
     assert!(refused.contains("no module that predicts further tokens"), "{refused}");
 }
 
