@@ -9,8 +9,8 @@ use ridge_models::{BuildOptions, WeightSource, symbols, with_loss};
 use std::sync::Arc;
 
 /// Families whose attention has ALiBi slopes, sinks or chunked windows.
-const WITHOUT_TRAINING: [&str; 9] =
-    ["bloom", "deepseek_v32", "falcon_rw", "glm_moe_dsa", "gpt_oss", "gpt_oss_mxfp4", "llama4", "mpt", "rwkv4"];
+const WITHOUT_TRAINING: [&str; 8] =
+    ["bloom", "deepseek_v32", "falcon_rw", "glm_moe_dsa", "gpt_oss", "gpt_oss_mxfp4", "llama4", "mpt"];
 
 /// The training graph of a fixture, its weights stored as the checkpoint has them.
 fn training_graph(fixture: &Fixture, context: Option<usize>) -> Graph {
