@@ -3,7 +3,7 @@
 
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{linear, scaled, squared};
+use super::blocks::{clipped, linear, scaled, squared};
 use super::decoder::{DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::layer_states::{LayerStates, RECURRENT_STATE};
@@ -204,12 +204,15 @@ fn average(g: &mut Builder, at: &DecoderLayer<'_>, [k, v, w, u]: [Var; 4]) -> Gr
     Ok(y)
 }
 
-/// The share of exponents by whose sum [`whole_average`] estimates the largest: small enough that sums of exponentials of keys up
-/// to some 350 fit f32, and large enough that the sum of all tokens is not far above the largest.
+/// The share of exponents by whose sum [`whole_average`] estimates the largest: small enough that exponentials of large keys fit f32,
+/// and large enough that the sum of all tokens is not far above the largest.
 const SHARE: f64 = 0.25;
 
+/// Such a share of a key is taken for this at most. With it keys may be from -400 to 400.
+const MOST: f64 = 80.0;
+
 /// The least sum of exponentials of which a logarithm is taken.
-const LEAST: f64 = 1e-30;
+const LEAST: f64 = 1e-36;
 
 /// As [`average`], over whole sequences: a linear recurrence whose numerator and denominator are divided by `e^m`, with `m` near the
 /// logarithm of the largest term. They are divided by the same and decay by the difference of `m` from token to token, so the
@@ -223,6 +226,7 @@ fn whole_average(g: &mut Builder, at: &DecoderLayer<'_>, [k, v, w, u]: [Var; 4])
     // The logarithm of the sum of all terms to the power of SHARE, by that: at least the largest exponent.
     let (small_k, small_w) = (scaled(g, k, SHARE)?, scaled(g, w, SHARE)?);
     let small_w = g.broadcast(small_w, [tokens.clone(), channels.clone()])?;
+    let small_k = clipped(g, small_k, Some(MOST))?;
     let terms = g.exp(small_k)?;
     let [terms, small_w] = [of_heads(g, terms)?, of_heads(g, small_w)?];
     let sum = recurrence(g, at, [ones, terms, ones, small_w], None)?;
