@@ -457,4 +457,28 @@ mod tests {
         };
         assert_eq!(tokens(limited(Some(limit))), tokens(limited(None)));
     }
+
+    #[test]
+    fn drafts_compile_for_a_gpu_and_are_counted() {
+        let gpu = ridge_cuda::PlannedGpu::new(ridge_hw::spec::DeviceSpec::find("H100").unwrap()).unwrap();
+        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT };
+        for family in ["glm4_moe", "deepseek_v3", "deepseek_v32"] {
+            let folder =
+                std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction").join(family);
+            let files = ModelFiles::open(Some(&folder)).unwrap();
+            let config = files.config().unwrap();
+            let bytes = |drafts| {
+                let options =
+                    BuildOptions { activations: DType::BF16, cache: DType::BF16, drafts, ..BuildOptions::default() };
+                let mut model = config.build(&options).unwrap();
+                model.store(&WeightSource::Random(DType::BF16), None).unwrap();
+                let cache = cache_bytes(&model, CacheSize::Tokens(CONTEXT));
+                (engine_bytes(&model, &gpu, EnginePrograms::All, largest).unwrap(), cache)
+            };
+            let ((plain, cache), (drafting, larger)) = (bytes(0), bytes(2));
+            assert!(drafting > plain, "{family}: {drafting} and {plain}");
+            // A layer more.
+            assert_eq!(larger.0 - cache.0, (cache.0 - 4 * CONTEXT as u64) / 2, "{family}");
+        }
+    }
 }
