@@ -246,6 +246,7 @@ impl From<ridge::Error> for Error {
                 Self::Memory { what, needed, available, remedy }
             }
             ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is not a {wanted}")),
+            error @ ridge::Error::NoPredictions { .. } => refused("--speculate", "mtp", &format!("{error}")),
             ridge::Error::Device { device, why } => refused("--device", device, &why),
             ridge::Error::Model(error) => Self::Model(error),
             ridge::Error::Files(error) => Self::Files(error),

@@ -1,5 +1,5 @@
-//! Draft tokens by n-gram lookup in the sequence itself (Saxena 2023, "Prompt Lookup Decoding"), without a second model: if the
-//! last tokens occurred earlier in the sequence, their continuation there is proposed.
+//! Draft tokens: those of the model's prediction module, or by n-gram lookup in the sequence itself (Saxena 2023, "Prompt Lookup
+//! Decoding"), without a second model: if the last tokens occurred earlier in the sequence, their continuation there is proposed.
 
 use std::collections::HashMap;
 
@@ -18,6 +18,47 @@ impl Ngram {
     /// At most `candidates` of them, behind runs of two to four tokens.
     pub fn new(candidates: usize) -> Self {
         Self { candidates, longest: 4, shortest: 2 }
+    }
+}
+
+/// What proposes candidates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drafts {
+    /// The sequence's own tokens.
+    Ngram(Ngram),
+    /// The model's prediction module, which drafts in each step.
+    Module,
+}
+
+/// The same, of one sequence.
+#[derive(Debug)]
+pub(crate) enum SequenceDraft {
+    Ngram(NgramDraft),
+    Module,
+}
+
+impl SequenceDraft {
+    pub(crate) fn new(drafts: Drafts) -> Self {
+        match drafts {
+            Drafts::Ngram(options) => Self::Ngram(NgramDraft::new(options)),
+            Drafts::Module => Self::Module,
+        }
+    }
+
+    /// What may follow `tokens`, behind which the model's module has drafted `drafted`; at most `most`. Appends to `to`.
+    pub(crate) fn propose(&mut self, tokens: &[u32], drafted: &[u32], most: usize, to: &mut Vec<u32>) {
+        match self {
+            Self::Ngram(draft) => draft.propose(tokens, most, to),
+            Self::Module => to.extend(drafted.iter().take(most)),
+        }
+    }
+
+    /// Takes over how many of the candidates of a step were accepted.
+    pub(crate) fn accepted(&mut self, accepted: usize, proposed: usize) {
+        match self {
+            Self::Ngram(draft) => draft.accepted(accepted, proposed),
+            Self::Module => {}
+        }
     }
 }
 

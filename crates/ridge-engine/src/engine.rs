@@ -167,6 +167,7 @@ impl Engine {
             tokens,
             lines: if candidates { tokens.min(rows * (1 + MAX_CANDIDATES)) } else { rows },
             divide: self.programs.divide(),
+            drafts: self.predicts(),
             candidates,
             words: self.vocab.div_ceil(32),
             common,
@@ -221,6 +222,17 @@ impl Engine {
         self.states.is_none() && sequence.is_some_and(in_answer)
     }
 
+    /// Has the model a module that drafts tokens?
+    pub fn predicts(&self) -> bool {
+        self.programs.drafts() > 0
+    }
+
+    /// Tokens that may follow the one that the last step sampled of a running sequence, by the model's prediction module; none
+    /// where the step sampled nothing or was taken back.
+    pub fn drafts(&self, id: SequenceId) -> &[u32] {
+        self.sequence(id).map_or(&[], |sequence| &sequence.drafts)
+    }
+
     /// Does the model keep a state of a fixed size for each sequence?
     pub fn keeps_fixed_state(&self) -> bool {
         self.states.is_some()
@@ -267,6 +279,7 @@ impl Engine {
             flying: 0,
             guesses: false,
             last: None,
+            drafts: Vec::with_capacity(self.programs.drafts()),
             prompt: start.prompt,
             blocks,
             windows,
@@ -406,6 +419,7 @@ impl Engine {
     fn take_back(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
             (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
+            sequence.drafts.clear();
             self.states.iter_mut().for_each(|states| states.take_back(&mut sequence.state));
             self.flights.iter_mut().for_each(|step| step.take_back(id));
         }

@@ -1,7 +1,7 @@
 //! The outputs and extents of a step, which select the bucket and the program that run it.
 
 use ridge_graph::Bindings;
-use ridge_models::symbols;
+use ridge_models::{DRAFTS, symbols};
 
 /// The outputs with the log-probabilities of targets, and with the most likely tokens in their places and theirs.
 pub(crate) const SCORES: [&str; 3] = ["scores", "score_ids", "score_logprobs"];
@@ -21,11 +21,16 @@ pub(crate) struct Wanted {
     pub(crate) answer: bool,
     /// Rows have candidates, of which some are accepted.
     pub(crate) candidates: bool,
+    /// Drafts behind tokens that the step before sampled, and nothing else, by the model's prediction module.
+    pub(crate) drafts: bool,
 }
 
 impl Wanted {
     /// Names of the outputs, in the order in which they are read.
     pub(crate) fn outputs(self) -> Vec<&'static str> {
+        if self.drafts {
+            return vec![DRAFTS];
+        }
         let (next, logprob) = if self.adjusted { ("next_adjusted", "adjusted_logprob") } else { ("next", "logprob") };
         let mut outputs = match (self.tokens, self.logprobs) {
             (false, _) => Vec::new(),
@@ -39,6 +44,7 @@ impl Wanted {
     /// Does a program that gives this give all of `other`, of the same tokens?
     pub(crate) fn covers(self, other: Self) -> bool {
         self.answer == other.answer
+            && self.drafts == other.drafts
             && self.tokens >= other.tokens
             && self.adjusted >= other.adjusted
             && self.logprobs >= other.logprobs

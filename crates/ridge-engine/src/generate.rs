@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::engine::{Engine, SequenceId};
+use crate::engine::{Engine, Row, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::sampling::{Logprobs, Sampling};
 
@@ -41,6 +41,17 @@ pub struct Generated {
     pub logprobs: Vec<Logprobs>,
     /// Why it ended.
     pub finish: Finish,
+    /// What became of drafts.
+    pub speculation: Speculation,
+}
+
+/// Candidates for tokens of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Speculation {
+    /// Those that steps computed.
+    pub candidates: usize,
+    /// Those that were accepted.
+    pub accepted: usize,
 }
 
 impl Engine {
@@ -59,7 +70,7 @@ impl Engine {
             value: self.options.sequences.to_string(),
             why: "all of them are running; wait for one to end".into(),
         })?;
-        let result = self.run(id, 0, request, &mut on_token);
+        let result = self.answer(id, 0, request, &mut on_token);
         self.end(id);
         result
     }
@@ -104,7 +115,7 @@ impl Engine {
         unknown.map_or(Ok(()), |t| Err(EngineError::UnknownToken { token: *t, vocab: self.vocab }))
     }
 
-    fn run(
+    fn answer(
         &mut self,
         id: SequenceId,
         cached: usize,
@@ -114,33 +125,62 @@ impl Engine {
         let mut tokens = Vec::with_capacity(request.max_tokens.min(self.options.context));
         let mut logprobs = Vec::new();
         if request.max_tokens == 0 {
-            return Ok(Generated { tokens, logprobs, finish: Finish::Length });
+            return Ok(Generated { tokens, logprobs, finish: Finish::Length, speculation: Speculation::default() });
         }
-        let mut next = Vec::with_capacity(1);
         let mut chunks = request.prompt.chunks(self.options.chunk).peekable();
+        let mut step = (0, 0);
         while let Some(chunk) = chunks.next() {
-            self.step(&[(id, chunk)], chunks.peek().is_none(), &mut next)?;
+            let follower = chunks.peek().map(|next| next[0]);
+            step = self.run_row(&Row { sample: follower.is_none(), follower, ..Row::of(id, chunk) })?;
         }
-        let mut length = cached + request.prompt.len();
+        let (mut speculation, mut candidates) = (Speculation::default(), Vec::new());
+        let prompt = cached + request.prompt.len();
         loop {
-            let token = next[0];
+            let (accepted, next) = step;
+            speculation.accepted += accepted;
+            let new = candidates.drain(..).take(accepted).chain([next]);
+            let finish = self.say(new, request, prompt, &mut tokens, on_token);
+            logprobs.extend(self.logprobs(0).filter(|_| finish != Some(Finish::Stop)).cloned());
+            if let Some(finish) = finish {
+                // The answer may have ended before the last candidate that was accepted.
+                self.truncate(id, prompt + tokens.len() - usize::from(finish != Finish::Stop));
+                return Ok(Generated { tokens, logprobs, finish, speculation });
+            }
+            if request.sampling.logprobs.is_none() && self.takes_candidates(id, 1) {
+                // The token behind them needs a place too.
+                let left = (request.max_tokens - tokens.len()).min(self.options.context - prompt - tokens.len());
+                candidates.extend(self.drafts(id).iter().take(left.saturating_sub(1)));
+                speculation.candidates += candidates.len();
+            }
+            let last = [tokens[tokens.len() - 1]];
+            step = self.run_row(&Row { sample: true, candidates: &candidates, ..Row::of(id, &last) })?;
+        }
+    }
+
+    /// Adds new tokens to an answer behind `prompt` tokens. How does it end, if it does?
+    fn say(
+        &self,
+        new: impl Iterator<Item = u32>,
+        request: &Request,
+        prompt: usize,
+        tokens: &mut Vec<u32>,
+        on_token: &mut impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Option<Finish> {
+        for token in new {
             if request.stop_tokens.contains(&token) {
-                return Ok(Generated { tokens, logprobs, finish: Finish::Stop });
+                return Some(Finish::Stop);
             }
             tokens.push(token);
-            logprobs.extend(self.logprobs(0).cloned());
-            length += 1;
-            let finish = match on_token(token) {
-                ControlFlow::Break(()) => Some(Finish::Cancelled),
-                ControlFlow::Continue(()) if tokens.len() == request.max_tokens => Some(Finish::Length),
-                ControlFlow::Continue(()) if length == self.options.context => Some(Finish::Context),
-                ControlFlow::Continue(()) => None,
-            };
-            if let Some(finish) = finish {
-                return Ok(Generated { tokens, logprobs, finish });
+            match on_token(token) {
+                ControlFlow::Break(()) => return Some(Finish::Cancelled),
+                ControlFlow::Continue(()) if tokens.len() == request.max_tokens => return Some(Finish::Length),
+                ControlFlow::Continue(()) if prompt + tokens.len() == self.options.context => {
+                    return Some(Finish::Context);
+                }
+                ControlFlow::Continue(()) => {}
             }
-            self.step(&[(id, &[token])], true, &mut next)?;
         }
+        None
     }
 
     /// Goes on with a running sequence: `request.prompt` follows what it has in the cache, and the answer follows that.
@@ -162,6 +202,6 @@ impl Engine {
         self.check_after(cached, request)?;
         self.set_sampling(id, &request.sampling);
         self.set_prompt(id, cached + request.prompt.len());
-        self.run(id, cached, request, &mut on_token)
+        self.answer(id, cached, request, &mut on_token)
     }
 }

@@ -95,6 +95,12 @@ pub(crate) fn fill<'a>(
     ready.fill(slot, StepInput::StateLines, states, (-1i32).to_le_bytes());
     let parents = all().map(|line| line.parent.to_le_bytes());
     ready.fill(slot, StepInput::Parents, parents, AcceptCandidates::NONE.to_le_bytes());
+    let followers = rows.iter().flat_map(|RowInputs { row, .. }| {
+        let said = row.tokens.iter().chain(row.candidates).skip(1).chain(&row.follower);
+        let count = row.tokens.len() + row.candidates.len();
+        said.map(|token| *token as i32).chain(std::iter::repeat(-1)).take(count).map(i32::to_le_bytes)
+    });
+    ready.fill(slot, StepInput::Followers, followers, (-1i32).to_le_bytes());
     let targets = rows.iter().flat_map(|RowInputs { row, .. }| {
         let count = row.tokens.len() + row.candidates.len();
         (0..count).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())

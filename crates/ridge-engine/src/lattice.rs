@@ -29,6 +29,8 @@ pub(crate) struct LatticeOptions {
     pub(crate) divide: bool,
     /// May rows have candidates?
     pub(crate) candidates: bool,
+    /// Are there programs that draft tokens?
+    pub(crate) drafts: bool,
     /// Words of a row's mask.
     pub(crate) words: usize,
     /// The extents that all have: tables and pools.
@@ -43,7 +45,7 @@ pub(crate) struct Lattice {
 
 impl Lattice {
     pub(crate) fn new(options: &LatticeOptions, [biases, vocab]: [usize; 2]) -> Self {
-        let LatticeOptions { tokens, lines, divide, candidates, words, common } = *options;
+        let LatticeOptions { tokens, lines, divide, candidates, drafts, words, common } = *options;
         let most = lines.min(tokens);
         let plain = Wanted { tokens: true, candidates, ..Wanted::default() };
         let adjusted = Wanted { adjusted: true, ..plain };
@@ -87,6 +89,10 @@ impl Lattice {
                 add(of(wanted), of_it, chunks(most, |n| n == 128));
             }
             add(of(scored), told_masked, chunks(most, |n| n == 128));
+        }
+        if drafts {
+            let wanted = Wanted { drafts, ..Wanted::default() };
+            add(wanted, common, sizes(common.rows).map(|rows| [rows, rows]).collect());
         }
         // The same size may come of two rules.
         let mut kept: Vec<(Wanted, Extents)> = Vec::with_capacity(points.len());
@@ -144,7 +150,7 @@ mod tests {
 
     fn options(tokens: usize, lines: usize, divide: bool, candidates: bool) -> LatticeOptions {
         let common = Extents { rows: lines, table: 64, blocks: 640, ..Extents::default() };
-        LatticeOptions { tokens, lines, divide, candidates, words: WORDS, common }
+        LatticeOptions { tokens, lines, divide, candidates, drafts: false, words: WORDS, common }
     }
 
     fn lattice(options: &LatticeOptions) -> Lattice {
@@ -177,6 +183,17 @@ mod tests {
         assert_eq!(super::sizes(5).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     }
 
+    #[test]
+    fn every_number_of_rows_that_drafts_has_a_bucket() {
+        let options = LatticeOptions { drafts: true, ..options(48, 20, false, true) };
+        let lattice = lattice(&options);
+        for rows in 1..=20 {
+            let wanted = Wanted { drafts: true, ..Wanted::default() };
+            let found = lattice.cover(wanted, Extents { tokens: rows, seqs: rows, ..options.common });
+            assert!(found.is_some_and(|(gives, room)| gives.drafts && room.seqs * 2 <= rows * 3), "{rows}: {found:?}");
+        }
+    }
+
     proptest! {
         /// Every step that a service makes has a bucket, and one of the plain kind if it only samples.
         #[test]
@@ -188,7 +205,7 @@ mod tests {
             let rows = rows.min(most);
             let (tokens, lines) = (tokens.min(most), lines.min(rows).min(tokens));
             let options = options(most, rows, divide, candidates);
-            let wanted = Wanted { tokens: true, adjusted: adjusted || masked, logprobs, scores, answer: answer && divide, candidates };
+            let wanted = Wanted { tokens: true, adjusted: adjusted || masked, logprobs, scores, answer: answer && divide, candidates, drafts: false };
             let extents = Extents {
                 tokens,
                 seqs: lines,

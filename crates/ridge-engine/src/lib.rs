@@ -40,8 +40,10 @@ pub use engine::{
     Engine, EngineOptions, Next, Outcome, Row, SAMPLED, SNAPSHOTS, STEPS_IN_FLIGHT, SequenceId, Start, state_lines,
 };
 pub use error::{EngineError, Result};
-pub use generate::{Finish, Generated, Request};
-pub use programs::{MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, row_widths, served};
+pub use generate::{Finish, Generated, Request, Speculation};
+pub use programs::{
+    MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, drafting, row_widths, served,
+};
 pub use rows::CHANGES;
 pub use sampling::{Logprobs, MAX_BIASES, MAX_BREAKERS, MAX_LOGPROBS, Sampling};
 pub use text::TextStream;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, RowTables, RowWidths, Sampled, blocks_symbol, symbols, with_rows, with_scores};
+use ridge_models::{
+    DRAFTS, Model, RowTables, RowWidths, Sampled, blocks_symbol, symbols, with_draft_rows, with_rows, with_scores,
+};
 use ridge_runtime::{
     Bucket, CachedProgram, Compiled, MemoryBytes, ParamVersions, RuntimeError, Session, Slot, Steps, Ticket,
 };
@@ -69,6 +71,7 @@ inputs! {
     Forbidden = "forbidden",
     Targets = "targets",
     StateLines = "state_lines",
+    Followers = "followers",
 }
 
 /// A bucket with the positions of its inputs, and what the device has of them.
@@ -198,6 +201,16 @@ fn served_with(graph: &Graph, outputs: &[&str], blocks: usize, candidates: usize
     Ok(with_rows(&graph, &RowTables::of(&graph, row_widths(blocks)), sampled).map_err(RuntimeError::from)?)
 }
 
+/// The drafting graph of a model as an engine runs it, over the rows of [`served`]; `None` of a model without drafts.
+///
+/// # Errors
+/// When the graph is none that drafts.
+pub fn drafting(model: &Model, blocks: usize) -> Result<Option<Graph>> {
+    let tables = RowTables::of(&model.graph, row_widths(blocks));
+    let graph = model.drafts.as_ref().map(|graph| with_draft_rows(graph, &tables)).transpose();
+    Ok(graph.map_err(RuntimeError::from)?)
+}
+
 /// Declares the programs of `model` to a session, before its weights are loaded: those that fill the cache, sample and
 /// score, of prompts and of answers. All others read weights as these do. `context` is the most tokens of a sequence.
 ///
@@ -211,8 +224,20 @@ pub fn declare(session: &Session, model: &Model, context: usize) -> Result<()> {
     let answers = model.answers.iter().flat_map(|graph| [fill, sample].map(|wanted| (graph, wanted.outputs())));
     let programs: Vec<(&Graph, Vec<&str>)> = prompts.into_iter().chain(answers).collect();
     let built = programs.iter().map(|(graph, outputs)| served(graph, outputs, blocks)).collect::<Result<Vec<_>>>()?;
-    let programs: Vec<(&Graph, &[&str])> = built.iter().zip(&programs).map(|(g, (_, o))| (g, &o[..])).collect();
+    let drafts = drafting(model, blocks)?;
+    let programs: Vec<(&Graph, &[&str])> = built
+        .iter()
+        .zip(programs.iter().map(|(_, outputs)| &outputs[..]))
+        .chain(drafts.iter().map(|graph| (graph, &[DRAFTS][..])))
+        .collect();
     Ok(session.declare(&programs)?)
+}
+
+/// How many tokens a drafting graph gives for each row.
+fn count_of_drafts(graph: &Graph) -> usize {
+    let main = graph.main();
+    let drafts = main.outputs.iter().find(|output| *output.name == *DRAFTS);
+    drafts.and_then(|output| main.ty(output.var).shape.last().as_const()).unwrap_or_default()
 }
 
 /// All programs of a model.
@@ -221,6 +246,8 @@ pub(crate) struct Programs {
     graph: Graph,
     /// For tokens of an answer, where they have one of their own.
     answers: Option<Graph>,
+    /// What drafts tokens, over rows, and how many of each row.
+    drafts: Option<(Graph, usize)>,
     /// The most blocks of a row.
     table: usize,
     /// Of each window, the symbol and number of its blocks; and those of the lines of states of a fixed size.
@@ -252,6 +279,10 @@ impl Programs {
         let bindings = Bindings::new().with(symbols::BLOCKS, blocks).with(symbols::ROWS, rows);
         let bindings = windows.iter().fold(bindings, |all, (symbol, blocks)| all.with(symbol, *blocks));
         session.allocate_states(&graph, &bindings)?;
+        let drafts = drafting(model, table)?;
+        drafts.iter().try_for_each(|graph| session.allocate_states(graph, &bindings))?;
+        let count = drafts.as_ref().map_or(0, count_of_drafts);
+        let drafts = drafts.map(|graph| (graph, count));
         let tables = RowTables::of(&model.graph, row_widths(table));
         let sent = Rows::new(&session, &tables, rows)?;
         let of_windows: Vec<usize> = pools.iter().map(|(window, _)| *window).collect();
@@ -259,7 +290,7 @@ impl Programs {
         let (versions, programs) = (session.versions(&graph), Vec::new());
         let (graph, answers) = (model.graph.clone(), model.answers.clone());
         let (lattice, uses, bound) = (None, 0, 0);
-        let all = Self { session, graph, answers, table, windows, programs, lattice, uses, bound, versions };
+        let all = Self { session, graph, answers, drafts, table, windows, programs, lattice, uses, bound, versions };
         Ok((all, sent, columns))
     }
 
@@ -278,15 +309,25 @@ impl Programs {
         self.answers.is_some()
     }
 
+    /// How many tokens are drafted behind each row that samples.
+    pub(crate) fn drafts(&self) -> usize {
+        self.drafts.as_ref().map_or(0, |(_, count)| *count)
+    }
+
     /// Compiles a program, if that has not been done, and says which it is.
     pub(crate) fn compile(&mut self, wanted: Wanted) -> Result<usize> {
         if let Some(found) = self.programs.iter().position(|p| p.wanted == wanted) {
             return Ok(found);
         }
-        let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
-        let candidates = if wanted.candidates { MAX_CANDIDATES } else { 0 };
-        let graph = served_with(graph, &wanted.outputs(), self.table, candidates)?;
-        let compiled = self.session.compile(&graph, &wanted.outputs())?;
+        let compiled = match self.drafts.as_ref().filter(|_| wanted.drafts) {
+            Some((graph, _)) => self.session.compile(graph, &wanted.outputs())?,
+            None => {
+                let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
+                let candidates = if wanted.candidates { MAX_CANDIDATES } else { 0 };
+                let graph = served_with(graph, &wanted.outputs(), self.table, candidates)?;
+                self.session.compile(&graph, &wanted.outputs())?
+            }
+        };
         self.programs.push(CompiledProgram { wanted, compiled, buckets: Vec::with_capacity(MAX_BUCKETS) });
         Ok(self.programs.len() - 1)
     }

@@ -28,6 +28,7 @@ impl Model {
         };
         let local = cut(&self.graph)?;
         let answers = self.answers.as_ref().map(&mut cut).transpose()?;
+        let drafts = self.drafts.as_ref().map(&mut cut).transpose()?;
         let module = &mut self.module;
         let states: HashMap<&str, &Arg> = module.graph.args(Role::State).map(|arg| (&*arg.name, arg)).collect();
         for group in &mut module.state_groups {
@@ -39,7 +40,7 @@ impl Model {
             }
         }
         self.module.graph = local;
-        self.answers = answers;
+        (self.answers, self.drafts) = (answers, drafts);
         self.module.shares = Some(Shares::new(axis.clone(), whole));
         Ok(())
     }

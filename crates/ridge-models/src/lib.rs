@@ -29,6 +29,7 @@ mod module;
 pub mod parallel;
 mod pooling;
 mod rows;
+mod sampled;
 mod sentence;
 mod shares;
 pub mod source;
@@ -47,15 +48,17 @@ pub use families::{
 pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fixed, write_fixed};
 pub use loss::{with_loss, with_scores};
 pub use model::{
-    BuildOptions, Encoder, HISTORY, ImageClassifier, Model, StepInputs, attended_windows, attention_symbols,
-    block_table, block_table_name, blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks,
-    with_reached,
+    BuildOptions, DRAFTS, Encoder, FOLLOWERS, HISTORY, ImageClassifier, LAST_HIDDEN, Model, StepInputs,
+    attended_windows, attention_symbols, block_table, block_table_name, blocks_symbol, paged_kv, symbols, windows,
+    with_blocks, with_reached,
 };
 pub use module::{Module, StateGroup};
 pub use pooling::{Pooling, with_pooling};
 pub use rows::{
-    LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_rows,
+    LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_draft_rows,
+    with_rows,
 };
+pub use sampled::finish_decoder;
 pub use sentence::{SentenceConfig, WordScore};
 pub use shares::Shares;
 pub use source::ModelFiles;

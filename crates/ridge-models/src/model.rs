@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::module::{Module, StateGroup};
-use ridge_graph::ops::{PagedAttention, SampleToken};
+use ridge_graph::ops::PagedAttention;
 use ridge_graph::passes::{Activations, fetch_weights, round_activations};
 use ridge_graph::{
     Arg, Bindings, Builder, Cost, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var,
@@ -25,11 +25,13 @@ pub struct BuildOptions {
     /// Factor of the z-loss of a training graph, the square of the logarithm of each token's sum of exponentials; 0 for
     /// none.
     pub z_loss: f64,
+    /// Tokens that the model's prediction module drafts in each step, for speculative decoding; 0 leaves the module out.
+    pub drafts: usize,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None, z_loss: 0.0 }
+        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None, z_loss: 0.0, drafts: 0 }
     }
 }
 
@@ -37,11 +39,14 @@ impl Default for BuildOptions {
 #[derive(Clone, Debug)]
 pub struct Model {
     /// What all networks have. The step inputs and outputs of its graph are those that [`StepInputs`] and
-    /// [`finish_decoder`] name.
+    /// [`finish_decoder`](crate::finish_decoder) name.
     pub module: Module,
     /// The graph for tokens of an answer, where they are computed otherwise than those of a prompt. It has the weights,
     /// states, inputs and outputs of `graph`.
     pub answers: Option<Graph>,
+    /// The graph that drafts tokens behind those of a step, of a model built with [`BuildOptions::drafts`]. Its weights and states are
+    /// among those of `graph`. See [`DRAFTS`].
+    pub drafts: Option<Graph>,
     /// The tokens themselves, in the blocks of groups without a window.
     pub history: StateGroup,
     /// Dtype of keys and values in the cache.
@@ -64,12 +69,13 @@ impl Model {
         round_activations(&mut self.module.graph, prompts);
         round_activations(&mut other, answers);
         self.answers = (other != self.graph).then_some(other);
+        self.drafts.iter_mut().for_each(|graph| round_activations(graph, answers));
     }
 
     /// Makes steps copy the weights of these names, which are kept in memory of the host, ahead of their use where they
     /// would read them more than once: [`fetch_weights`].
     pub fn fetch(&mut self, names: &BTreeSet<String>) {
-        let graphs = std::iter::once(&mut self.module.graph).chain(&mut self.answers);
+        let graphs = std::iter::once(&mut self.module.graph).chain(&mut self.answers).chain(&mut self.drafts);
         graphs.for_each(|graph| fetch_weights(graph, names));
     }
 }
@@ -199,6 +205,19 @@ impl StepInputs {
         })
     }
 }
+
+/// The step input of a graph built with [`BuildOptions::drafts`] with the token that follows each of the step's, i32 `[tokens]`; negative
+/// where it is not known, and nothing is added for the token to the prediction module's cache.
+pub const FOLLOWERS: &str = "followers";
+
+/// The output of a graph built with [`BuildOptions::drafts`], and the step input of its drafting graph: the hidden state of each row's last
+/// token, `[seqs, hidden]` of the activations' dtype.
+pub const LAST_HIDDEN: &str = "last_hidden";
+
+/// The output of a drafting graph, i32 `[seqs, drafts]`: tokens that may follow the one of each row, which stands behind `lengths` others.
+/// Its step inputs are those of [`StepInputs`], the keys of sampling and [`LAST_HIDDEN`]: rows have one token, and the last hidden
+/// state is that of the token before it.
+pub const DRAFTS: &str = "drafts";
 
 /// What the names of a pool of blocks end with, before the window.
 const WITHIN: &str = "_within_";
@@ -398,7 +417,7 @@ pub fn with_reached(cost: &Cost, bindings: Bindings, tokens: usize) -> Bindings 
 pub const HISTORY: &str = "history";
 
 /// The type of the history.
-fn history_type(options: &BuildOptions) -> Type {
+pub(crate) fn history_type(options: &BuildOptions) -> Type {
     Type::state(DType::I32, Shape(vec![Dim::sym(symbols::BLOCKS), options.block_size.into()]))
 }
 
@@ -406,126 +425,4 @@ fn history_type(options: &BuildOptions) -> Type {
 pub(crate) fn history_group() -> StateGroup {
     let bytes_per_token = DType::I32.size_bytes();
     StateGroup { states: vec![HISTORY.to_owned()], bytes_per_token, bytes_per_sequence: 0, window: None, heads: 1 }
-}
-
-/// Ends a decoder's graph from its last hidden states `[tokens, hidden]`, with the outputs that compilation chooses
-/// from:
-/// - `hidden`: f32 `[tokens, hidden]`;
-/// - `all_logits`: f32 `[tokens, vocab]`;
-/// - `logits`: f32 `[seqs, vocab]`, of each row's last token;
-/// - `next`: i32 `[seqs]`, sampled from `logits` by each row's keys ([`SampleToken::KEYS`] but for the position, which is
-///   that which the token will have); -1 where it cannot be;
-/// - `next_adjusted`: the same after each row's biases (`bias_ids`, `bias_values`), penalties (`prompt_lengths`,
-///   `repetition_penalty`, `frequency_penalty`, `presence_penalty`) and those of DRY (`dry_multiplier`, `dry_base`,
-///   `dry_allowed_length`, `dry_range`, `dry_breakers`), in that order, of the tokens that are not `forbidden`; rows that
-///   ask for none get the same token;
-/// - `logprob`, `adjusted_logprob`: f32 `[seqs]`, the natural logarithm of `next`'s or `next_adjusted`'s probability by
-///   `logits` as they are;
-/// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the most likely tokens by `logits` as they are.
-///
-/// Tokens of the step are written to the state [`HISTORY`] at `slots`, i32 `[tokens]`.
-///
-/// # Errors
-/// Those of `head`, which maps hidden states to logits.
-pub fn finish_decoder(
-    mut g: Builder,
-    hidden: Var,
-    step: &StepInputs,
-    [positions, slots]: [Var; 2],
-    options: &BuildOptions,
-    head: impl Fn(&mut Builder, Var) -> GraphResult<Var>,
-) -> GraphResult<Graph> {
-    let seqs = Dim::sym(symbols::SEQS);
-    let history = g.state(HISTORY, history_type(options))?;
-    let history = g.history_write(history, step.token_ids, slots)?;
-    let all_logits = head(&mut g, hidden)?;
-    let all_logits = g.cast(all_logits, DType::F32)?;
-
-    let ends = g.slice(step.query_start, 0, 1, &seqs)?;
-    let one = g.constant(DType::I32, 1.0)?;
-    let last = g.sub(ends, one)?;
-    let last_hidden = g.gather(hidden, last, 0)?;
-    let logits = head(&mut g, last_hidden)?;
-    let logits = g.cast(logits, DType::F32)?;
-
-    let position = g.gather(positions, last, 0)?;
-    let lengths = g.add(position, one)?;
-    let next = g.scoped("sample", |g| sample(g, logits, lengths))?;
-    let adjusted = g.scoped("adjust", |g| adjust(g, logits, [history, step.block_table, lengths]))?;
-    let next_adjusted = g.scoped("sample", |g| sample(g, adjusted, lengths))?;
-    let logarithms = g.scoped("logprobs", |g| logprobs(g, logits, [next, next_adjusted]))?;
-    let wide = g.cast(hidden, DType::F32)?;
-    let mut outputs = vec![("hidden".into(), wide), ("all_logits".into(), all_logits), ("logits".into(), logits)];
-    outputs.extend([("next".into(), next), ("next_adjusted".into(), next_adjusted)]);
-    outputs.extend(
-        ["logprob", "adjusted_logprob", "top_ids", "top_logprobs"].map(str::to_owned).into_iter().zip(logarithms),
-    );
-    g.finish(outputs)
-}
-
-/// The token that follows `lengths` others, of each row of `logits`.
-fn sample(g: &mut Builder, logits: Var, lengths: Var) -> GraphResult<Var> {
-    let mut keys = [lengths; SampleToken::KEYS.len()];
-    for (key, (name, dtype)) in keys.iter_mut().zip(SampleToken::KEYS) {
-        *key = match name {
-            "position" => g.cast(lengths, dtype)?,
-            name => g.step_input(name, Type::tensor(dtype, [&Dim::sym(symbols::SEQS)]))?,
-        };
-    }
-    g.sample_token(logits, keys)
-}
-
-/// Logits after what the rows ask for, of which `said` is history, block table and lengths.
-fn adjust(g: &mut Builder, logits: Var, said: [Var; 3]) -> GraphResult<Var> {
-    let seqs = Dim::sym(symbols::SEQS);
-    let mut row = |name: &str, dtype| g.step_input(name, Type::tensor(dtype, [&seqs]));
-    let prompts = row("prompt_lengths", DType::I32)?;
-    let penalties = [
-        row("repetition_penalty", DType::F32)?,
-        row("frequency_penalty", DType::F32)?,
-        row("presence_penalty", DType::F32)?,
-    ];
-    let dry = [
-        row("dry_multiplier", DType::F32)?,
-        row("dry_base", DType::F32)?,
-        row("dry_allowed_length", DType::I32)?,
-        row("dry_range", DType::I32)?,
-    ];
-    let mut table = |name: &str, dtype, of: &str| g.step_input(name, Type::tensor(dtype, [&seqs, &Dim::sym(of)]));
-    let breakers = table("dry_breakers", DType::I32, symbols::BREAKERS)?;
-    let ids = table("bias_ids", DType::I32, symbols::BIASES)?;
-    let values = table("bias_values", DType::F32, symbols::BIASES)?;
-    let words = Shape(vec![seqs.clone(), Dim::sym(symbols::FORBIDDEN)]);
-    let forbidden = g.late_input("forbidden", Type::tensor(DType::I32, words))?;
-    let logits = g.logit_bias(logits, ids, values)?;
-    let [history, blocks, lengths] = said;
-    let logits = g.penalties(logits, [history, blocks, lengths, prompts], penalties)?;
-    let logits = g.dry(logits, said, dry, breakers)?;
-    g.forbid_tokens(logits, forbidden)
-}
-
-/// The logarithms of the probabilities of `chosen` tokens, and the most likely tokens with theirs.
-fn logprobs(g: &mut Builder, logits: Var, chosen: [Var; 2]) -> GraphResult<[Var; 4]> {
-    let shape = g.ty(logits)?.shape.clone();
-    let (seqs, vocab) = (shape.0[0].clone(), shape.last());
-    let vector = Shape(vec![seqs.clone()]);
-    let rows = vocab.as_const().map_or_else(|| seqs.clone(), |vocab| seqs.clone() * vocab as i64);
-    let largest = g.reduce_max(logits, 1)?;
-    let below = g.sub(logits, largest)?;
-    let weights = g.exp(below)?;
-    let total = g.reduce_sum(weights, 1)?;
-    let total = g.log(total)?;
-    let normal = g.sub(below, total)?;
-    let flat = g.reshape(normal, Shape(vec![rows]))?;
-    let width = g.dim_value(&vocab)?;
-    let width = g.cast(width, DType::I32)?;
-    let row = g.iota(vector.clone(), 0, DType::I32)?;
-    let begin = g.mul(row, width)?;
-    let mut found = [logits; 2];
-    for (found, token) in found.iter_mut().zip(chosen) {
-        let place = g.add(begin, token)?;
-        *found = g.gather(flat, place, 0)?;
-    }
-    let (top, ids) = g.sort(normal, 1, true, Dim::sym(symbols::TOP))?;
-    Ok([found[0], found[1], ids, top])
 }

@@ -9,7 +9,7 @@
 
 use ridge_graph::{Arg, Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Role, Shape, Sym, Type, Var};
 
-use crate::model::symbols;
+use crate::model::{LAST_HIDDEN, symbols};
 
 /// The column with the number of a sequence's tokens that are in the cache, which steps move.
 pub const LENGTH: &str = "lengths";
@@ -158,19 +158,7 @@ pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Sampled<'_>) -> Gra
     let (mut kept, mut tokens_asked) = (None, None);
     let (mut g, outputs) = Builder::behind(graph.clone(), |g| {
         let rows = g.step_input(ROWS, Type::tensor(DType::I32, [&seqs]))?;
-        let mut given = Vec::new();
-        g.scoped(SCOPE, |g| -> GraphResult<()> {
-            for table in &tables.tables {
-                given.extend(read(g, table, rows, graph)?);
-            }
-            Ok(())
-        })?;
-        let place = |given: &[(String, Var)], name: &str| {
-            let why = || format!("the rows have no column `{name}`");
-            let at = given.iter().position(|(column, _)| column == name);
-            at.ok_or_else(|| GraphError::Use { at: SCOPE.into(), why: why() })
-        };
-        let (_, last) = given.swap_remove(place(&given, LAST_TOKEN)?);
+        let (mut given, last) = read_all(g, tables, rows, graph)?;
         let length = place(&given, LENGTH)?;
         let lengths = &mut given[length].1;
         if sampled.candidates > 0 {
@@ -214,14 +202,72 @@ pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Sampled<'_>) -> Gra
             rows = g.select(is_end, rows, nowhere)?;
         }
         write(g, tables, LENGTH, rows, lengths)?;
-        next.map_or(Ok(()), |next| write(g, tables, LAST_TOKEN, rows, next))
+        let Some(next) = next else { return Ok(()) };
+        write(g, tables, LAST_TOKEN, rows, next)?;
+        let Some((_, hidden)) = outputs.iter().find(|(name, _)| name == LAST_HIDDEN) else { return Ok(()) };
+        let state = last_hidden(g, &g.ty(*hidden)?.clone())?;
+        g.table_write(state, *hidden, rows).map(|_| ())
     })?;
     g.finish(outputs)
 }
 
-/// The columns of a table, for the rows of a step: each with its name and type as a step input of `graph` has it.
+/// The drafting `graph` of a model whose rows are in `tables`, over these rows: see [`DRAFTS`](crate::DRAFTS). The token of each row
+/// is its last one. Step inputs are [`ROWS`], `seq_ids` and `query_start`.
+///
+/// # Errors
+/// When the graph is none that drafts, or has inputs that rows do not have.
+pub fn with_draft_rows(graph: &Graph, tables: &RowTables) -> GraphResult<Graph> {
+    let hidden = graph.args(Role::StepInput).find(|arg| *arg.name == *LAST_HIDDEN);
+    let hidden = hidden.ok_or_else(|| GraphError::Use { at: SCOPE.into(), why: "the graph drafts nothing".into() })?;
+    let (g, outputs) = Builder::behind(graph.clone(), |g| {
+        let rows = g.step_input(ROWS, Type::tensor(DType::I32, [&Dim::sym(symbols::SEQS)]))?;
+        let (mut given, last) = read_all(g, tables, rows, graph)?;
+        let of = g.step_input("seq_ids", Type::tensor(DType::I32, [&Dim::sym(symbols::TOKENS)]))?;
+        g.scoped(SCOPE, |g| -> GraphResult<()> {
+            given.push(("token_ids".into(), g.gather(last, of, 0)?));
+            let state = last_hidden(g, &hidden.ty)?;
+            let all = g.state_read(state)?;
+            given.push((LAST_HIDDEN.into(), g.gather(all, rows, 0)?));
+            Ok(())
+        })?;
+        Ok(given)
+    })?;
+    g.finish(outputs)
+}
+
+/// The state `[rows, hidden]` with the hidden state of each row's last complete token, which is of the type `of`, `[seqs, hidden]`.
+fn last_hidden(g: &mut Builder, of: &Type) -> GraphResult<Var> {
+    let shape = vec![Dim::sym(symbols::ROWS), of.shape.last()];
+    g.state(LAST_HIDDEN, Type::state(of.dtype, Shape(shape)))
+}
+
+/// The columns that `graph` asks for, for the rows of a step: each with its name and type as a step input of `graph` has it. And the
+/// rows' last tokens.
+fn read_all(g: &mut Builder, tables: &RowTables, rows: Var, graph: &Graph) -> GraphResult<(Vec<(String, Var)>, Var)> {
+    let mut given = Vec::new();
+    g.scoped(SCOPE, |g| -> GraphResult<()> {
+        for table in &tables.tables {
+            given.extend(read(g, table, rows, graph)?);
+        }
+        Ok(())
+    })?;
+    let last = given.swap_remove(place(&given, LAST_TOKEN)?).1;
+    Ok((given, last))
+}
+
+/// The place of the column `name` among those read.
+fn place(given: &[(String, Var)], name: &str) -> GraphResult<usize> {
+    let at = given.iter().position(|(column, _)| column == name);
+    at.ok_or_else(|| GraphError::Use { at: SCOPE.into(), why: format!("the rows have no column `{name}`") })
+}
+
+/// The columns of a table that `graph` asks for, and the last tokens; see [`read_all`].
 fn read(g: &mut Builder, table: &RowTable, rows: Var, graph: &Graph) -> GraphResult<Vec<(String, Var)>> {
     let seqs = Dim::sym(symbols::SEQS);
+    let asked = |name: &str| name == LAST_TOKEN || graph.args(Role::StepInput).any(|arg| *arg.name == *name);
+    if !table.columns.iter().any(|name| asked(name)) {
+        return Ok(Vec::new());
+    }
     let state = g.state(&table.name, table.ty())?;
     let all = g.state_read(state)?;
     let lines = g.gather(all, rows, 0)?;
@@ -238,7 +284,7 @@ fn read(g: &mut Builder, table: &RowTable, rows: Var, graph: &Graph) -> GraphRes
         let column = g.slice(lines, 1, at, 1)?;
         Ok((name.clone(), g.reshape(column, [&seqs])?))
     };
-    table.columns.iter().enumerate().map(column).collect()
+    table.columns.iter().enumerate().filter(|(_, name)| asked(name)).map(column).collect()
 }
 
 /// Writes `values`, one for each of `rows`, to the column `name`. Rows below 0 are dropped.

@@ -1,5 +1,6 @@
 //! From a checkpoint, or from nothing, to the weights of a graph on a device.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ridge_files::Checkpoint;
@@ -11,6 +12,7 @@ use ridge_runtime::{Session, WeightData};
 
 use crate::error::{ModelError, Result};
 use crate::families::{ModelConfig, families};
+use crate::model::Model;
 use crate::module::Module;
 
 /// Patterns of tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
@@ -283,6 +285,21 @@ impl Module {
                 }
             }
             progress(done);
+        }
+        Ok(())
+    }
+}
+
+impl Model {
+    /// As [`Module::store`], of the drafting graph too.
+    ///
+    /// # Errors
+    /// As for [`Module::store`].
+    pub fn store(&mut self, source: &WeightSource, format: Option<&FormatRef>) -> Result<()> {
+        self.module.store(source, format)?;
+        if let Some(drafts) = &mut self.drafts {
+            let types: HashMap<_, _> = self.module.parameters().map(|arg| (&*arg.name, &arg.ty)).collect();
+            *drafts = passes::retype(drafts, &|name: &str, _: &Type| types.get(name).map(|ty| (*ty).clone()))?;
         }
         Ok(())
     }

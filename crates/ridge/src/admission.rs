@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_engine::EngineOptions;
 use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
-use ridge_models::{Model, RowTables, row_changes, symbols, with_blocks, with_scores};
+use ridge_models::{DRAFTS, Model, RowTables, row_changes, symbols, with_blocks, with_scores};
 use ridge_runtime::{Backend, MemoryBytes, Program};
 
 use crate::error::{Error, Result, Smaller};
@@ -108,6 +108,10 @@ fn engine_memory(
             let program = StepProgram::new(&graph, outputs, backend)?;
             total.add_program(&program.largest(model, largest, bucket_extents(largest.tokens))?);
         }
+    }
+    if let Some(graph) = ridge_engine::drafting(model, blocks)? {
+        let program = StepProgram::new(&graph, &[DRAFTS], backend)?;
+        total.add_program(&program.largest(model, largest, bucket_extents(largest.sequences))?);
     }
     let changes = row_changes(&RowTables::of(&model.graph, ridge_engine::row_widths(blocks)))?;
     let changes = StepProgram::new(&changes, &[], backend)?;
@@ -412,15 +416,7 @@ mod tests {
                         let tokens = if step == 4 { 1 } else { tokens };
                         let targets =
                             if programs == EnginePrograms::All && step < 4 { &text[1..=tokens] } else { &[][..] };
-                        let row = |id: &SequenceId| Row {
-                            id: *id,
-                            tokens: &text[..tokens],
-                            sample,
-                            targets,
-                            forbidden: &[],
-                            candidates: &[],
-                            late: false,
-                        };
+                        let row = |id: &SequenceId| Row { sample, targets, ..Row::of(*id, &text[..tokens]) };
                         engine.submit(&ids.iter().map(row).collect::<Vec<_>>()).unwrap();
                         engine.complete(&mut Vec::new()).unwrap();
                     }

@@ -44,6 +44,16 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// A model that does not predict further tokens, where drafts of its own were asked for.
+    #[error(
+        "the {family} model has no module that predicts further tokens: config.json has no num_nextn_predict_layers above 0, or \
+         Ridge does not run the family's module"
+    )]
+    NoPredictions {
+        /// Its family.
+        family: &'static str,
+    },
+
     /// A device that a model cannot be placed on as it was asked.
     #[error("{device}: {why}")]
     Device {

@@ -64,10 +64,15 @@ pub enum LoadNote {
 /// Where the weights of `files` come from: their checkpoint, or random numbers in the dtype and formats that the
 /// configuration names.
 pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
+    weights_for(files, config, random, &BuildOptions::default())
+}
+
+/// As [`weights`], for a model that is built with `options`.
+fn weights_for(files: &ModelFiles, config: &ModelConfig, random: bool, options: &BuildOptions) -> Result<WeightSource> {
     if random {
         return Ok(WeightSource::RandomAsPublished(Box::new(config.clone())));
     }
-    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
+    Ok(WeightSource::Checkpoint(Arc::new(config.arrange_for(files.checkpoint()?, options)?)))
 }
 
 /// As [`weights`], of a network of any kind.
@@ -197,6 +202,8 @@ pub struct RunSettings {
     pub chunk: usize,
     /// Take random weights: only the configuration is read.
     pub random_weights: bool,
+    /// Tokens that the model's own prediction module drafts in each step; 0 for none, and the module is not loaded.
+    pub drafts: usize,
 }
 
 /// An engine with its model.
@@ -294,8 +301,12 @@ fn place(
     run: &RunSettings,
     observer: &mut dyn LoadObserver,
 ) -> Result<PlacedModel> {
-    let source = weights(files, config, run.random_weights)?;
-    let options = BuildOptions { context: Some(run.context), ..numbers.options(config.torch_dtype) };
+    if run.drafts > 0 && !config.predicts() {
+        return Err(Error::NoPredictions { family: config.model_type() });
+    }
+    let options =
+        BuildOptions { context: Some(run.context), drafts: run.drafts, ..numbers.options(config.torch_dtype) };
+    let source = weights_for(files, config, run.random_weights, &options)?;
     let mut model = config.build(&options)?;
     model.store(&source, numbers.format.as_ref())?;
     if let Some(left_out) = left_out(&model, numbers) {
@@ -414,7 +425,14 @@ mod tests {
             let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT };
             engine_bytes(model, backend, EnginePrograms::Sampling, largest)
         };
-        let run = |placement| RunSettings { placement, context: CONTEXT, prompt: 64, chunk: 64, random_weights: true };
+        let run = |placement| RunSettings {
+            placement,
+            context: CONTEXT,
+            prompt: 64,
+            chunk: 64,
+            random_weights: true,
+            drafts: 0,
+        };
         let whole =
             estimate_memory(&files, &config, &numbers, &run(limited(None)), cached, workspace, &mut ()).unwrap();
         let limit = Bytes(whole.weights.0 / 4 * 3 + whole.cache.0 + whole.workspace.0);
@@ -438,5 +456,29 @@ mod tests {
             generated.tokens
         };
         assert_eq!(tokens(limited(Some(limit))), tokens(limited(None)));
+    }
+
+    #[test]
+    fn drafts_compile_for_a_gpu_and_are_counted() {
+        let gpu = ridge_cuda::PlannedGpu::new(ridge_hw::spec::DeviceSpec::find("H100").unwrap()).unwrap();
+        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT };
+        for family in ["glm4_moe", "deepseek_v3", "deepseek_v32"] {
+            let folder =
+                std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction").join(family);
+            let files = ModelFiles::open(Some(&folder)).unwrap();
+            let config = files.config().unwrap();
+            let bytes = |drafts| {
+                let options =
+                    BuildOptions { activations: DType::BF16, cache: DType::BF16, drafts, ..BuildOptions::default() };
+                let mut model = config.build(&options).unwrap();
+                model.store(&WeightSource::Random(DType::BF16), None).unwrap();
+                let cache = cache_bytes(&model, CacheSize::Tokens(CONTEXT));
+                (engine_bytes(&model, &gpu, EnginePrograms::All, largest).unwrap(), cache)
+            };
+            let ((plain, cache), (drafting, larger)) = (bytes(0), bytes(2));
+            assert!(drafting > plain, "{family}: {drafting} and {plain}");
+            // A layer more.
+            assert_eq!(larger.0 - cache.0, (cache.0 - 4 * CONTEXT as u64) / 2, "{family}");
+        }
     }
 }

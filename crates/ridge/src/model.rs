@@ -176,6 +176,7 @@ impl PlacedModel {
             prompt: context,
             chunk,
             random_weights: self.model.random_weights,
+            drafts: 0,
         };
         let options = EngineOptions { context, sequences, chunk: chunk.min(context * sequences), blocks: None };
         let largest = StepExtents { tokens: options.chunk, sequences, context };
@@ -229,6 +230,7 @@ impl PlacedModel {
             prompt: context,
             chunk: step,
             random_weights: self.model.random_weights,
+            drafts: 0,
         };
         let (files, numbers) = (&self.model.files, &self.model.numbers);
         let block_size = numbers.options(config.torch_dtype).block_size;

@@ -217,3 +217,13 @@ fn dense_modules_are_counted() {
     copy_folder(&fixtures.join("sentences/bert"), folder.path());
     assert_eq!(parameters() - plain, (32 + 1) * 24 + (24 + 1) * 20 + 20 * 28 + (28 + 1) * 18 + (18 + 1) * 12);
 }
+
+#[test]
+fn parameters_of_a_prediction_module_are_counted_apart() {
+    let object = json(&["inspect", &config("DeepSeek-V3.json"), "--json"]);
+    assert_eq!(object["summary"]["parameters"], 671_026_419_200u64);
+    assert_eq!(object["prediction_parameters"], 11_610_068_224u64);
+    let text = stdout(&["inspect", &config("DeepSeek-V3.json")]);
+    assert!(text.contains("prediction module") && text.contains("11,610,068,224"), "{text}");
+    assert!(json(&["inspect", &config("Meta-Llama-3.1-8B.json"), "--json"]).get("prediction_parameters").is_none());
+}

@@ -40,6 +40,8 @@ pub(super) struct PendingStep {
     rows: Vec<Option<SequenceId>>,
     /// Of tokens of prompts, or all where they are not told apart, and of tokens of answers.
     runs: [ProgramRun; 2],
+    /// Of what is drafted behind the rows that sample, in a model with a prediction module.
+    drafts: ProgramRun,
     /// Room for the inputs of rows; empty between steps.
     inputs: Vec<RowInputs<'static>>,
     /// Room for the place of each row's outcome.
@@ -87,7 +89,7 @@ impl RowPart {
 impl PendingStep {
     /// The runs that compute something, in order.
     fn runs(&mut self) -> impl Iterator<Item = &mut ProgramRun> {
-        self.runs.iter_mut().filter(|run| !run.parts.is_empty())
+        self.runs.iter_mut().chain([&mut self.drafts]).filter(|run| !run.parts.is_empty())
     }
 
     /// Queues the runs.
@@ -140,7 +142,7 @@ impl PendingStep {
     /// Gives up what was filled or submitted.
     pub(super) fn clear(&mut self) {
         self.rows.clear();
-        for run in &mut self.runs {
+        for run in self.runs.iter_mut().chain([&mut self.drafts]) {
             run.parts.clear();
             (run.slot, run.ticket, run.late) = (None, None, false);
         }
@@ -157,8 +159,10 @@ impl PendingStep {
         self.rows.iter_mut().filter(|row| **row == Some(id)).for_each(|row| *row = None);
     }
 
-    /// Runs the step to its end and tells what each launch took, if it is one program.
+    /// Runs the step to its end and tells what each launch took, if it is one program. Nothing is drafted.
     pub(super) fn timed(&mut self, programs: &mut Programs) -> Result<Vec<LaunchTime>> {
+        self.drafts.parts.clear();
+        self.drafts.slot = None;
         let mut runs = self.runs();
         let (Some(run), None) = (runs.next(), runs.next()) else {
             return Err(EngineError::Setting {
@@ -205,6 +209,7 @@ fn part<'a>(row: &Row<'a>, border: usize, behind: bool) -> Option<(usize, Row<'a
         targets: if behind { targets.1 } else { targets.0 },
         forbidden: if last { row.forbidden } else { &[] },
         candidates: if last { row.candidates } else { &[] },
+        follower: if last { row.follower } else { tokens.1.first().copied() },
         late: row.late && last,
     };
     (!part.tokens.is_empty()).then_some((if behind { border } else { 0 }, part))
@@ -220,6 +225,62 @@ impl PendingStep {
         self.rows.extend(rows.iter().map(|row| Some(row.id)));
         for answer in [false, true].into_iter().take(1 + usize::from(programs.divide())) {
             self.fill_run(rows, answer, from, programs)?;
+        }
+        // Nothing is queued behind a step that waits for masks.
+        if programs.drafts() > 0 && !self.is_late() { self.fill_drafts(rows, from, programs) } else { Ok(()) }
+    }
+
+    /// Fills the inputs of what drafts behind the rows that sample: each is one token, which the step samples.
+    fn fill_drafts(&mut self, rows: &[Row<'_>], from: &StepSource<'_>, programs: &mut Programs) -> Result<()> {
+        let run = &mut self.drafts;
+        let mut inputs = recycled(std::mem::take(&mut self.inputs));
+        for (at, row) in rows.iter().enumerate().filter(|(_, row)| row.sample) {
+            let blocks = from.sequences[row.id.row].as_ref().expect("has blocks reserved").blocks.len();
+            run.parts.push(RowPart { row: at, tokens: 1, sample: false, targets: 0, candidates: 0, late: false });
+            let row = Row::of(row.id, &[SAMPLED]);
+            inputs.push(RowInputs { row, at: row.id.row, blocks, sampling: &NOT_SAMPLED, state: [-1; 2] });
+        }
+        if !inputs.is_empty() {
+            expand(&inputs, &mut run.lines);
+            let (count, table) = (inputs.len(), inputs.iter().map(|line| line.blocks).max().unwrap_or(0));
+            let table = table.next_power_of_two().max(MIN_TABLE).min(from.table);
+            let extents = Extents {
+                rows: from.rows,
+                tokens: count,
+                seqs: count,
+                table,
+                blocks: from.cache_blocks,
+                ..Extents::default()
+            };
+            (run.wanted, run.extents) = programs.serving(Wanted { drafts: true, ..Wanted::default() }, extents);
+            let ready = programs.ready(run.wanted, run.extents)?;
+            let slot = ready.steps().stage()?;
+            fill(ready, &slot, &[], (&inputs, &run.lines), None);
+            run.slot = Some(slot);
+        }
+        self.inputs = recycled(inputs);
+        Ok(())
+    }
+
+    /// Takes the drafts of a complete step over into the sequences that it sampled a token of.
+    fn collect_drafts(
+        &mut self,
+        outcomes: &[Outcome],
+        programs: &mut Programs,
+        sequences: &mut [Option<Sequence>],
+    ) -> Result<()> {
+        let Self { drafts: run, places, .. } = self;
+        let Some(ticket) = run.ticket.take() else { return Ok(()) };
+        let count = programs.drafts();
+        let ready = programs.ready(run.wanted, run.extents)?;
+        let lines = ready.words(&ticket, 0).chunks_exact(count);
+        for (part, drafts) in run.parts.iter().zip(lines) {
+            let outcome = places[part.row].map(|place| &outcomes[place]);
+            let outcome = outcome.filter(|outcome| matches!(outcome.next, Next::Token(_)));
+            if let Some(sequence) = outcome.and_then(|outcome| sequences[outcome.id.row].as_mut()) {
+                // Where none can be chosen, nothing follows.
+                sequence.drafts.extend(drafts.iter().map_while(|word| u32::try_from(i32::from_le_bytes(*word)).ok()));
+            }
         }
         Ok(())
     }
@@ -374,7 +435,7 @@ impl PendingStep {
                 }
             }
         }
-        Ok(())
+        self.collect_drafts(outcomes, programs, sequences)
     }
 }
 
@@ -395,7 +456,7 @@ mod tests {
             let forbidden = if forbids { &[1, 2][..] } else { &[] };
             let targets = &next[..targets.min(tokens.len())];
             let id = SequenceId { row: 3, number: 5 };
-            let row = Row { id, tokens: &tokens, sample, targets, forbidden, candidates: &[], late: false };
+            let row = Row { sample, targets, forbidden, follower: Some(9), ..Row::of(id, &tokens) };
             let parts: Vec<(usize, Row<'_>)> = [false, true].iter().filter_map(|b| part(&row, border, *b)).collect();
             prop_assert!(parts.iter().all(|(_, part)| part.id == row.id && !part.tokens.is_empty()));
             let mut at = 0;
@@ -406,6 +467,7 @@ mod tests {
                 prop_assert!(at <= border || *before >= border, "a part lies on both sides of {}", border);
                 let last = at == tokens.len();
                 prop_assert_eq!((part.sample, part.forbidden), if last { (sample, forbidden) } else { (false, &[][..]) });
+                prop_assert_eq!(part.follower, tokens.get(at).copied().or(Some(9)));
             }
             let joined = |of: fn(&Row<'_>) -> Vec<u32>| parts.iter().flat_map(|(_, p)| of(p)).collect::<Vec<u32>>();
             prop_assert_eq!(joined(|p| p.tokens.to_vec()), &tokens[..]);

@@ -56,8 +56,18 @@ pub struct Row<'a> {
     /// Tokens that may follow, of which those are accepted that the model itself would have chosen; only where the next
     /// token is wanted and nothing is forbidden or asked to be told of it.
     pub candidates: &'a [u32],
+    /// The token that follows `tokens` in the prompt, where they are a part of it and the next token is not wanted: the model's
+    /// prediction module, if it has one, takes it along.
+    pub follower: Option<u32>,
     /// Is what is forbidden told only when the step is [released](crate::Engine::release)?
     pub late: bool,
+}
+
+impl<'a> Row<'a> {
+    /// These tokens, with nothing asked for.
+    pub fn of(id: SequenceId, tokens: &'a [u32]) -> Self {
+        Self { id, tokens, sample: false, targets: &[], forbidden: &[], candidates: &[], follower: None, late: false }
+    }
 }
 
 /// The room of values that are over, for values of other borrows: memory that is given back and taken again in each step
@@ -113,6 +123,8 @@ pub(super) struct Sequence {
     pub(super) guesses: bool,
     /// The token that was sampled last.
     pub(super) last: Option<u32>,
+    /// What the model's prediction module expects behind that token, until the next step.
+    pub(super) drafts: Vec<u32>,
     /// Tokens before its answer.
     pub(super) prompt: usize,
     pub(super) blocks: Vec<BlockId>,

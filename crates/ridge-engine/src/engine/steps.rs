@@ -22,12 +22,28 @@ impl Engine {
         if work.is_empty() {
             return Ok(());
         }
-        self.submit(&rows(work, sample))?;
+        self.run(&rows(work, sample))?;
+        self.tokens(next)
+    }
+
+    /// Runs a step of one row to its end: how many of its candidates were accepted, and the token after them, 0 where that is not
+    /// asked for.
+    pub(crate) fn run_row(&mut self, row: &Row<'_>) -> Result<(usize, u32)> {
+        self.run(std::slice::from_ref(row))?;
+        match self.outcomes.first().map(|outcome| (outcome.accepted, outcome.next)) {
+            Some((accepted, Next::Token(token))) => Ok((accepted, token)),
+            Some((_, Next::NotFinite(position))) => Err(EngineError::NotFinite { position }),
+            Some((_, Next::NotAsked)) | None => Ok((0, 0)),
+        }
+    }
+
+    /// Runs a step to its end, with the outcomes of its rows in `outcomes`.
+    fn run(&mut self, rows: &[Row<'_>]) -> Result<()> {
+        self.submit(rows)?;
         let mut outcomes = std::mem::take(&mut self.outcomes);
         let completed = self.complete(&mut outcomes);
         self.outcomes = outcomes;
-        completed?;
-        self.tokens(next)
+        completed
     }
 
     /// Runs a step as [`Engine::step`] does, and tells what each of its launches took.
@@ -142,6 +158,7 @@ impl Engine {
         }
         for sequence in self.sequences.iter_mut().flatten() {
             (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
+            sequence.drafts.clear();
             self.states.iter_mut().for_each(|states| states.take_back(&mut sequence.state));
         }
         self.programs.forget();
@@ -175,6 +192,7 @@ impl Engine {
         }
         self.follow_weights();
         self.reserve(rows)?;
+        self.reserve_drafts(rows);
         for Row { id, .. } in rows {
             if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[id.row]) {
                 states.submit(&mut sequence.state);
@@ -203,6 +221,7 @@ impl Engine {
                 self.rows.set_length(id.row, sequence.length);
                 sequence.length += tokens.len() + candidates.len();
                 sequence.flying += usize::from(*sample);
+                sequence.drafts.clear();
                 sequence.guesses |= !candidates.is_empty();
                 self.rows.moved(id.row, candidates.is_empty().then_some(sequence.length));
             }
@@ -286,10 +305,17 @@ impl Engine {
         }
         Ok(())
     }
+
+    /// Gives sequences blocks for what the prediction module adds to its cache behind a step's tokens, as far as there are some:
+    /// without, later drafts do not see earlier ones.
+    fn reserve_drafts(&mut self, rows: &[Row<'_>]) {
+        let behind = self.programs.drafts().saturating_sub(1);
+        for row in rows.iter().filter(|row| row.sample && behind > 0) {
+            self.grow(row.id, row.tokens.len() + row.candidates.len() + behind);
+        }
+    }
 }
 
 fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
-    work.iter()
-        .map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[], candidates: &[], late: false })
-        .collect()
+    work.iter().map(|(id, tokens)| Row { sample, ..Row::of(*id, tokens) }).collect()
 }

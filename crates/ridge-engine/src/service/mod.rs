@@ -31,7 +31,7 @@ pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targ
 pub use stats::{BlockUse, Stats};
 
 use crate::blocks::{BlockId, Prefix};
-use crate::draft::{Ngram, NgramDraft};
+use crate::draft::{Drafts, Ngram, SequenceDraft};
 use crate::engine::{Engine, Outcome, Row, STEPS_IN_FLIGHT, SequenceId, recycled};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
@@ -61,7 +61,7 @@ pub struct Service {
     engine: Engine,
     options: ServiceOptions,
     grammars: Option<Grammars>,
-    drafts: Option<Ngram>,
+    drafts: Option<Drafts>,
     masks: Masks,
     /// Tokens that end a text.
     ends: Vec<u32>,
@@ -87,7 +87,8 @@ pub struct Service {
 type Begun = (Box<Grammar>, Vec<u32>);
 
 impl Service {
-    /// A service of `model`, whose weights `session` has. Allocates the cache.
+    /// A service of `model`, whose weights `session` has. Allocates the cache. A model that was built with drafts
+    /// proposes candidates as [`with_drafts`](Self::with_drafts) says.
     ///
     /// # Errors
     /// As for [`Engine::new`], and when a step has fewer tokens than sequences.
@@ -104,10 +105,10 @@ impl Service {
         let context = options.engine.context.min(engine.blocks().count() * engine.block_size());
         Ok(Self {
             context,
+            drafts: engine.predicts().then_some(Drafts::Module),
             engine,
             options,
             grammars: None,
-            drafts: None,
             masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
             scheduler: Scheduler::new(options.policy, chunk, sequences, context),
@@ -145,7 +146,7 @@ impl Service {
     /// the same answers in fewer steps, where they repeat what was said. One step is in flight then.
     #[must_use]
     pub fn with_drafts(mut self, drafts: Ngram) -> Self {
-        self.drafts = Some(drafts);
+        self.drafts = Some(Drafts::Ngram(drafts));
         self
     }
 
@@ -213,7 +214,7 @@ impl Service {
                 scores: (choice == 0 && request.prompt_logprobs).then(Vec::new),
                 forbidden: Vec::new(),
                 grammar: TaskGrammar::None,
-                draft: self.drafts.map(NgramDraft::new),
+                draft: self.drafts.map(SequenceDraft::new),
                 candidates: Vec::new(),
             };
             match grammar {

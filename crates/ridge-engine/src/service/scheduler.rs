@@ -146,7 +146,7 @@ impl Scheduler {
             let Some(id) = task.sequence.filter(|id| last && engine.takes_candidates(*id, *count)) else {
                 continue;
             };
-            let proposed = task.propose(budget, self.context);
+            let proposed = task.propose(engine.drafts(id), budget, self.context);
             if proposed > 0 && !engine.grow(id, count + proposed) {
                 task.candidates.clear();
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::masks::TaskGrammar;
 use super::request::{Request, RequestId};
 use crate::blocks::Prefix;
-use crate::draft::NgramDraft;
+use crate::draft::SequenceDraft;
 use crate::engine::{Engine, Row, SAMPLED, SequenceId};
 use crate::programs::MAX_CANDIDATES;
 use crate::sampling::Logprobs;
@@ -37,7 +37,7 @@ pub(super) struct Task {
     /// What the answer must be.
     pub(super) grammar: TaskGrammar,
     /// Where candidates come from, if there are any.
-    pub(super) draft: Option<NgramDraft>,
+    pub(super) draft: Option<SequenceDraft>,
     /// Those of the step that is composed or in flight.
     pub(super) candidates: Vec<u32>,
 }
@@ -112,8 +112,8 @@ impl Task {
     }
 
     /// Proposes at most `most` candidates behind its tokens, all of which the next step computes, where `context` is the most
-    /// tokens of a sequence. Gives how many.
-    pub(super) fn propose(&mut self, most: usize, context: usize) -> usize {
+    /// tokens of a sequence and the model's module has drafted `drafted`. Gives how many.
+    pub(super) fn propose(&mut self, drafted: &[u32], most: usize, context: usize) -> usize {
         let plain = matches!(self.grammar, TaskGrammar::None) && !self.is_early(0);
         let (answered, length) = (self.answered(), self.tokens.len());
         let Some(draft) = self.draft.as_mut().filter(|_| plain && self.request.sampling.logprobs.is_none()) else {
@@ -121,7 +121,7 @@ impl Task {
         };
         // The token behind them needs a place too.
         let left = (self.request.max_tokens - answered).min(context - length).saturating_sub(1);
-        draft.propose(&self.tokens, most.min(MAX_CANDIDATES).min(left), &mut self.candidates);
+        draft.propose(&self.tokens, drafted, most.min(MAX_CANDIDATES).min(left), &mut self.candidates);
         self.candidates.len()
     }
 
@@ -141,6 +141,7 @@ impl Task {
             targets: &self.tokens[targets],
             forbidden: if sample && (follows || self.is_early(self.flying)) { &self.forbidden } else { &[] },
             candidates: if sample { &self.candidates } else { &[] },
+            follower: self.tokens.get(to).copied(),
             // What a grammar allows follows from the token before.
             late: sample && follows && self.flying > 0,
         };

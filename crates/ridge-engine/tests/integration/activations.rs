@@ -72,7 +72,7 @@ fn start(engine: &mut Engine, prompt: usize) -> SequenceId {
 }
 
 fn row(id: SequenceId, tokens: &[u32]) -> Row<'_> {
-    Row { id, tokens, sample: true, targets: &[], forbidden: &[], candidates: &[], late: false }
+    Row { sample: true, ..Row::of(id, tokens) }
 }
 
 /// What a step brings, in the order of its rows.

@@ -25,7 +25,7 @@ fn start(engine: &mut Engine, shared: &[u32], sampling: &Sampling) -> SequenceId
 }
 
 fn submit(engine: &mut Engine, id: SequenceId, tokens: &[u32], candidates: &[u32]) {
-    let row = Row { id, tokens, sample: true, targets: &[], forbidden: &[], candidates, late: false };
+    let row = Row { sample: true, candidates, ..Row::of(id, tokens) };
     engine.submit(&[row]).unwrap_or_else(|e| panic!("{e}"));
 }
 

@@ -74,6 +74,7 @@ fn toy() -> Model {
             shares: None,
         },
         answers: None,
+        drafts: None,
         history: group(vec![HISTORY.to_owned()], 4, 0),
         cache: DType::F32,
         block_size: options.block_size,

@@ -5,7 +5,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream};
+use ridge_engine::{
+    Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, Speculation, TextStream,
+};
 use ridge_models::embedded::STORIES_260K;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::{Backend, Session, late::Late};
@@ -319,7 +321,7 @@ fn an_answer_ends_where_it_is_told_to() {
     let free = engine.free_blocks();
     assert_eq!(
         generate(&mut engine, &request(&[1], 0)),
-        Generated { tokens: vec![], logprobs: vec![], finish: Finish::Length }
+        Generated { tokens: vec![], logprobs: vec![], finish: Finish::Length, speculation: Speculation::default() }
     );
 
     let full = generate(&mut engine, &request(&[1], 100));

@@ -9,6 +9,7 @@ mod generate;
 mod inputs;
 #[path = "../../../ridge-models/tests/common/mixed.rs"]
 mod mixed;
+mod predictions;
 mod service;
 mod simulation;
 mod updates;

@@ -6,11 +6,17 @@ use super::decoder::DecoderFamily;
 use super::tensors::TensorTable;
 use crate::error::Result;
 
-/// A published checkpoint of a family with the names and shapes that its graph's weights have.
-pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpoint: Checkpoint) -> Result<Checkpoint> {
+/// A published checkpoint of a family with the names and shapes that its graph's weights have; `drafts` says whether these include
+/// those of the prediction module.
+pub(super) fn arrange(
+    tensors: &TensorTable,
+    family: &dyn DecoderFamily,
+    checkpoint: Checkpoint,
+    drafts: bool,
+) -> Result<Checkpoint> {
     let embedding = format!("{}.weight", tensors.embedding.scope);
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
-    let unused = family.unused();
+    let unused = family.unused(drafts);
     let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
     let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?;
     Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)

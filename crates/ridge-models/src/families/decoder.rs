@@ -11,15 +11,15 @@ use ridge_graph::{Builder, DType, Dim, FormatRef, FuncId, Result as GraphResult,
 use super::blocks::{NormKind, scaled, soft_cap, weight};
 use super::decoder_layer::{KeySource, PassedValues};
 use super::gguf_mapping::GgufEntry;
-use super::layer_states::{LayerStates, empty_group};
+use super::layer_states::{LayerGroups, LayerStates};
+use super::prediction::PredictionScopes;
 use super::tensors::{TensorName, TensorTable};
 use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::loss::{mean_loss, targets};
-use crate::model::{
-    BuildOptions, KV, Model, StepInputs, block_table, cache_states, finish_decoder, history_group, kv_bytes, symbols,
-};
-use crate::module::{Module, StateGroup};
+use crate::model::{BuildOptions, FOLLOWERS, Model, StepInputs, history_group, symbols};
+use crate::module::Module;
+use crate::sampled::finish_decoder;
 use ridge_files::checkpoint::{Part, Stack};
 
 pub(super) use super::decoder_layer::AttentionScores;
@@ -153,8 +153,14 @@ pub(crate) trait DecoderFamily: ConfigValue {
         [2, self.decoder().num_key_value_heads, self.decoder().head_dim]
     }
 
-    /// Patterns of published tensors that the model does not use, with `*` for any characters.
-    fn unused(&self) -> Vec<String> {
+    /// The module that drafts further tokens, if there is one. Its layer is that behind the last one, of the same index.
+    fn prediction(&self) -> Option<PredictionScopes> {
+        None
+    }
+
+    /// Patterns of published tensors that the model does not use, with `*` for any characters; `drafts` says whether it uses
+    /// those of [`DecoderFamily::prediction`].
+    fn unused(&self, _drafts: bool) -> Vec<String> {
         Vec::new()
     }
 
@@ -191,6 +197,8 @@ pub(crate) trait DecoderFamily: ConfigValue {
 struct LayerFunction {
     window: Option<usize>,
     kind: &'static str,
+    /// Does it only add the step's tokens to the layer's caches?
+    remembers: bool,
     function: FuncId,
     /// Names of the values that it takes behind the usual arguments.
     takes: Vec<&'static str>,
@@ -199,44 +207,78 @@ struct LayerFunction {
 }
 
 /// The layers of a decoder, called one after another.
-struct Layers<'a> {
+pub(super) struct Layers<'a> {
     tensors: &'a TensorTable,
     family: &'a dyn DecoderFamily,
     options: &'a BuildOptions,
     functions: Vec<LayerFunction>,
-    inputs: LayerInputs,
+    pub(super) inputs: LayerInputs,
 }
 
-impl Layers<'_> {
+impl<'a> Layers<'a> {
+    pub(super) fn new(
+        tensors: &'a TensorTable,
+        family: &'a dyn DecoderFamily,
+        options: &'a BuildOptions,
+        inputs: LayerInputs,
+    ) -> Self {
+        Self { tensors, family, options, functions: Vec::new(), inputs }
+    }
+
     /// Layer `index` of `x`. With a cache, its keys and values go to `slots`, i32 `[tokens]`.
     fn call(&mut self, g: &mut Builder, index: usize, x: Var, slots: Option<Var>) -> GraphResult<Var> {
-        let family = self.family;
+        let (family, layers) = (self.family, self.tensors.layers);
         family.before_layer(g, index, &mut self.inputs)?;
-        let at = self.function(g, index, x, slots.is_some())?;
-        let of = &self.functions[at];
-        let mut args: Vec<Var> = [x, self.inputs.positions].into_iter().chain(slots).collect();
-        // Where one is missing, the call says which.
-        args.extend(of.takes.iter().map_while(|name| self.inputs.get(name)));
-        let layers = self.tensors.layers;
-        let outputs = g.scoped(&format!("{layers}.{index}"), |g| {
-            g.call_named(of.function, &args, |name| format!("{layers}.{}.{name}", family.owner(index, name)))
-        })?;
-        for (name, value) in of.leaves.iter().zip(&outputs[1..]) {
-            self.inputs.set(name, *value);
-        }
+        let at = self.function(g, index, x, slots.is_some(), false)?;
+        let named = |name: &str| format!("{layers}.{}.{name}", family.owner(index, name));
+        let outputs = self.call_function(g, at, [x].into_iter().chain(slots), &format!("{layers}.{index}"), named)?;
         Ok(outputs[0])
     }
 
+    /// The layer of a prediction module in `scope`, of `x` with a cache.
+    pub(super) fn predict(&mut self, g: &mut Builder, scope: &str, x: Var, slots: Var) -> GraphResult<Var> {
+        let at = self.function(g, self.family.decoder().num_hidden_layers, x, true, false)?;
+        Ok(self.call_function(g, at, [x, slots].into_iter(), scope, |name| format!("{scope}.{name}"))?[0])
+    }
+
+    /// As [`Layers::predict`], of which only the caches are wanted.
+    fn remember(&mut self, g: &mut Builder, scope: &str, x: Var, slots: Var) -> GraphResult<()> {
+        let at = self.function(g, self.family.decoder().num_hidden_layers, x, true, true)?;
+        self.call_function(g, at, [x, slots].into_iter(), scope, |name| format!("{scope}.{name}")).map(|_| ())
+    }
+
+    /// Calls function `at` in `scope`, of `x` and the slots if it has a cache. Weights and states have the names that `named` gives.
+    fn call_function(
+        &mut self,
+        g: &mut Builder,
+        at: usize,
+        mut given: impl Iterator<Item = Var>,
+        scope: &str,
+        named: impl Fn(&str) -> String,
+    ) -> GraphResult<Vec<Var>> {
+        let of = &self.functions[at];
+        let mut args: Vec<Var> = given.next().into_iter().chain([self.inputs.positions]).chain(given).collect();
+        // Where one is missing, the call says which.
+        args.extend(of.takes.iter().map_while(|name| self.inputs.get(name)));
+        let outputs = g.scoped(scope, |g| g.call_named(of.function, &args, named))?;
+        for (name, value) in of.leaves.iter().zip(outputs.iter().skip(1)) {
+            self.inputs.set(name, *value);
+        }
+        Ok(outputs)
+    }
+
     /// Which of the functions is that of layer `index`, whose `x` has the type of the one given: from `x` and `positions`,
-    /// i32 `[tokens]`, with a cache `slots`, i32 `[tokens]`, and the values that it takes.
-    fn function(&mut self, g: &mut Builder, index: usize, x: Var, cached: bool) -> GraphResult<usize> {
+    /// i32 `[tokens]`, with a cache `slots`, i32 `[tokens]`, and the values that it takes. One that `remembers` has no results.
+    fn function(&mut self, g: &mut Builder, index: usize, x: Var, cached: bool, remembers: bool) -> GraphResult<usize> {
         let (family, options) = (self.family, self.options);
         let (window, kind) = (family.window(index), family.kind(index));
-        if let Some(known) = self.functions.iter().position(|of| (of.window, of.kind) == (window, kind)) {
+        let same = |of: &LayerFunction| (of.window, of.kind, of.remembers) == (window, kind, remembers);
+        if let Some(known) = self.functions.iter().position(same) {
             return Ok(known);
         }
         let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
         let name = if kind.is_empty() { name.to_owned() } else { format!("{kind}_{name}") };
+        let name = if remembers { format!("{name}_caches") } else { name };
         let (of_x, passed) = (g.ty(x)?.clone(), PassedValues::new(self.inputs.types(g)?));
         let (mut takes, mut leaves) = (Vec::new(), Vec::new());
         let function = g.function(&name, |g| {
@@ -254,19 +296,22 @@ impl Layers<'_> {
             let at = DecoderLayer { config, options, window, kind, cache, positions, keys, passed };
             let mut outputs = vec![family.layer(g, x, &at)?];
             takes = at.passed.taken();
+            if remembers {
+                return Ok(Vec::new());
+            }
             for (name, value) in at.passed.left() {
                 leaves.push(name);
                 outputs.push(value);
             }
             Ok(outputs)
         })?;
-        self.functions.push(LayerFunction { window, kind, function, takes, leaves });
+        self.functions.push(LayerFunction { window, kind, remembers, function, takes, leaves });
         Ok(self.functions.len() - 1)
     }
 }
 
 /// The table of token embeddings.
-fn embedding_table(g: &mut Builder, tensors: &TensorTable, config: &DecoderConfig) -> GraphResult<Var> {
+pub(super) fn embedding_table(g: &mut Builder, tensors: &TensorTable, config: &DecoderConfig) -> GraphResult<Var> {
     g.scoped(tensors.embedding.scope, |g| weight(g, "weight", [config.vocab_size, config.hidden_size]))
 }
 
@@ -279,7 +324,7 @@ fn head_weight(g: &mut Builder, tensors: &TensorTable, config: &DecoderConfig) -
 }
 
 /// F32 logits of hidden states.
-fn head(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: Var) -> GraphResult<Var> {
+pub(super) fn head(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: Var) -> GraphResult<Var> {
     let w = head_weight(g, tensors, family.decoder())?;
     logits(g, tensors, family, x, w)
 }
@@ -329,45 +374,31 @@ pub(super) fn build(
     let x = g.embedding(embedding, step.token_ids, options.activations)?;
     let mut inputs = LayerInputs::new(step.token_ids, positions);
     let mut x = family.embed(&mut g, x, &mut inputs)?;
-    let mut layers = Layers { tensors, family, options, functions: Vec::new(), inputs };
-
-    let mut groups: Vec<StateGroup> = Vec::new();
-    // Of each group, the slots of the step's tokens in its blocks.
-    let mut slots_of_groups = Vec::new();
-    let (mut further, mut fixed) = (empty_group(), empty_group());
+    let mut layers = Layers::new(tensors, family, options, inputs);
+    let mut groups = LayerGroups::new(options, &step, slots);
     for index in 0..config.num_hidden_layers {
         let (window, states) = (family.window(index), family.states(index, options));
         let scope = format!("{}.{index}", tensors.layers);
-        let mut slots_of_layer = slots;
-        if states.paged {
-            let shape = family.cache_shape(index);
-            let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
-            if at == groups.len() {
-                groups.push(StateGroup { window, heads: shape[1], ..empty_group() });
-                slots_of_groups.push(match window {
-                    None => slots,
-                    Some(_) => {
-                        let table = block_table(&mut g, window)?;
-                        g.token_layout(step.seq_ids, step.query_start, step.lengths, table, options.block_size)?.1
-                    }
-                });
-            }
-            groups[at].states.extend(cache_states(&format!("{scope}.{}.{KV}", tensors.attention), options));
-            groups[at].bytes_per_token += kv_bytes(shape, options);
-            slots_of_layer = slots_of_groups[at];
-        }
-        states.add_caches_to(&mut further, &scope, options);
-        states.add_to(&mut fixed, &scope);
-        x = layers.call(&mut g, index, x, Some(slots_of_layer))?;
+        let slots = groups.add(&mut g, [&scope, tensors.attention], &states, window, family.cache_shape(index))?;
+        x = layers.call(&mut g, index, x, Some(slots))?;
     }
-    groups.extend([further, fixed].into_iter().filter(|group| !group.states.is_empty()));
 
     let x = family.finish(&mut g, x)?;
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
+    if options.drafts > 0
+        && let Some(scopes) = family.prediction()
+    {
+        let (index, hidden) = (config.num_hidden_layers, x);
+        let at = [&scopes.layer, tensors.attention];
+        let slots = groups.add(&mut g, at, &family.states(index, options), None, family.cache_shape(index))?;
+        remember_followed(&mut g, &mut layers, &scopes, hidden, slots)?;
+    }
+    let state_groups = groups.into_groups();
     let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| head(g, tensors, family, x))?;
     Ok(Model {
-        module: Module { family: name, graph, state_groups: groups, activations: options.activations, shares: None },
+        module: Module { family: name, graph, state_groups, activations: options.activations, shares: None },
         answers: None,
+        drafts: None,
         history: history_group(),
         cache: options.cache,
         block_size: options.block_size,
@@ -375,6 +406,29 @@ pub(super) fn build(
         vocab_size: config.vocab_size,
         eos_token_ids: config.eos_token_ids.clone(),
     })
+}
+
+/// Adds the tokens whose followers are known to the caches of the prediction module, with the model's hidden states,
+/// `[tokens, hidden]`; `slots` are those of the step's tokens, i32 `[tokens]`. Asks for all weights of the module, so that the graph
+/// has those that drafting reads.
+fn remember_followed(
+    g: &mut Builder,
+    layers: &mut Layers<'_>,
+    scopes: &PredictionScopes,
+    hidden: Var,
+    slots: Var,
+) -> GraphResult<()> {
+    let norm = layers.family.norm();
+    let followers = g.step_input(FOLLOWERS, Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
+    let (zero, nowhere) = (g.constant(DType::I32, 0.0)?, g.constant(DType::I32, -1.0)?);
+    let known = g.ge(followers, zero)?;
+    let slots = g.select(known, slots, nowhere)?;
+    let followers = g.max(followers, zero)?;
+    let table = embedding_table(g, layers.tensors, layers.family.decoder())?;
+    let embedded = g.embedding(table, followers, layers.options.activations)?;
+    let x = scopes.join(g, norm, [embedded, hidden])?;
+    norm.apply(g, &scopes.norm, x)?;
+    layers.remember(g, &scopes.layer, x, slots)
 }
 
 /// The hidden states behind the last norm, `[tokens, hidden]`, of whole sequences without a cache: of the step's tokens and their
@@ -391,7 +445,7 @@ pub(super) fn hidden_states(
     let x = g.embedding(embedding, token_ids, options.activations)?;
     let mut inputs = LayerInputs::new(token_ids, positions);
     let mut x = family.embed(g, x, &mut inputs)?;
-    let mut layers = Layers { tensors, family, options, functions: Vec::new(), inputs };
+    let mut layers = Layers::new(tensors, family, options, inputs);
     for index in 0..config.num_hidden_layers {
         x = layers.call(g, index, x, None)?;
     }

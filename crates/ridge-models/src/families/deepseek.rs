@@ -14,6 +14,7 @@ use super::experts::{
 };
 use super::latent_attention::{LATENT_ATTENTION, LatentAttentionConfig};
 use super::layer_states::LayerStates;
+use super::prediction::{PredictionScopes, unused_tensors};
 use super::tensors::{GATED_MLP, LLAMA_TENSORS, TensorTable};
 use crate::config::{DecoderConfig, Fields, REMEDY};
 use crate::error::Result;
@@ -30,7 +31,7 @@ pub struct DeepseekConfig {
     pub experts: ExpertsConfig,
     /// So many layers in front have an MLP.
     pub dense_layers: usize,
-    /// Layers behind the last one that predict further tokens: their tensors are not used.
+    /// Modules behind the last layer that predict further tokens, of which the first can draft.
     pub prediction_layers: usize,
 }
 
@@ -206,8 +207,12 @@ impl DecoderFamily for DeepseekConfig {
         stacks("mlp.experts", ["gate_proj", "up_proj", "down_proj"], self.experts.experts)
     }
 
-    fn unused(&self) -> Vec<String> {
-        prediction_tensors(self.num_hidden_layers, self.prediction_layers)
+    fn prediction(&self) -> Option<PredictionScopes> {
+        (self.prediction_layers > 0).then(|| PredictionScopes::behind(self.num_hidden_layers))
+    }
+
+    fn unused(&self, drafts: bool) -> Vec<String> {
+        unused_tensors(self.num_hidden_layers, self.prediction_layers, drafts)
     }
 }
 
@@ -215,9 +220,4 @@ impl DecoderFamily for DeepseekConfig {
 pub(super) fn read_prediction_layers(f: &mut Fields<'_>) -> Result<usize> {
     let published = f.count("num_nextn_predict_layers")?;
     Ok(f.count("num_mtp_layers")?.or(published).unwrap_or(0) as usize)
-}
-
-/// Patterns of the tensors of `count` layers behind the `layers` of the model, which predict further tokens.
-pub(super) fn prediction_tensors(layers: usize, count: usize) -> Vec<String> {
-    (layers..layers + count).map(|layer| format!("model.layers.{layer}.*")).collect()
 }

@@ -7,6 +7,7 @@ use ridge_graph::{FormatRef, Result as GraphResult};
 use super::arrange;
 use super::blocks::NormKind;
 use super::decoder::{self, DecoderFamily};
+use super::drafts;
 use super::encoder::EncoderConfig;
 use super::gguf_mapping::{GgufEntry, GgufMapping};
 use super::image_classifier::VitConfig;
@@ -103,7 +104,11 @@ impl FamilyDefinition {
 
     /// The graph of `config`, which is of this family.
     pub(crate) fn build(&self, config: &dyn DecoderFamily, options: &BuildOptions) -> GraphResult<Model> {
-        decoder::build(self.name, &self.tensors, config, options)
+        let mut model = decoder::build(self.name, &self.tensors, config, options)?;
+        if options.drafts > 0 {
+            model.drafts = Some(drafts::build(&self.tensors, config, options)?);
+        }
+        Ok(model)
     }
 
     /// The training graph of `config`, which is of this family.
@@ -139,9 +144,23 @@ impl ModelConfig {
     /// [`WeightSource::retype`](crate::WeightSource::retype) gives them the storage that a checkpoint has.
     ///
     /// # Errors
-    /// A mistake of ours: the configuration has been checked.
+    /// When drafts are asked for and the model has no module that predicts tokens. Others are mistakes of ours: the configuration
+    /// has been checked.
     pub fn build(&self, options: &BuildOptions) -> GraphResult<Model> {
         self.family.build(&*self.config, options)
+    }
+
+    /// Parameters of the module that predicts further tokens, if there is one, besides the embedding and the output projection, which
+    /// it shares with the model.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::build`].
+    pub fn prediction_parameters(&self) -> GraphResult<Option<u64>> {
+        if !self.predicts() {
+            return Ok(None);
+        }
+        let model = |drafts| self.build(&BuildOptions { drafts, ..BuildOptions::default() });
+        Ok(Some(model(1)?.parameter_count() - model(0)?.parameter_count()))
     }
 
     /// Builds the graph that this model is trained with: the same weights without a cache, each token attending to those of
@@ -189,7 +208,20 @@ impl ModelConfig {
     /// # Errors
     /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) when a fused tensor is missing or has too few rows.
     pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
-        arrange::arrange(&self.family.tensors, &*self.config, checkpoint)
+        self.arrange_for(checkpoint, &BuildOptions::default())
+    }
+
+    /// As [`ModelConfig::arrange`], for the graph that is built with `options`.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::arrange`].
+    pub fn arrange_for(&self, checkpoint: Checkpoint, options: &BuildOptions) -> Result<Checkpoint> {
+        arrange::arrange(&self.family.tensors, &*self.config, checkpoint, options.drafts > 0)
+    }
+
+    /// Has the model a module that predicts further tokens, which [`BuildOptions::drafts`] can be taken from?
+    pub fn predicts(&self) -> bool {
+        self.config.prediction().is_some()
     }
 
     /// The tensors of an arranged checkpoint as the family publishes them.

@@ -349,7 +349,7 @@ impl EncoderConfig {
         match &self.layers {
             EncoderLayers::Encoder(family) => Ok(family.arrange(self, checkpoint)?.divided(&family.parts(self))?),
             EncoderLayers::Decoder(config, tensors) => {
-                let arranged = arrange::arrange(tensors, &**config, checkpoint)?;
+                let arranged = arrange::arrange(tensors, &**config, checkpoint, false)?;
                 let reads_words = self.classifier.is_some_and(|classifier| classifier.reads_words());
                 let head = tensors.head.weight().filter(|_| !reads_words);
                 Ok(arranged.without(&head.iter().map(String::as_str).collect::<Vec<_>>()))

@@ -400,7 +400,7 @@ impl DecoderFamily for Gemma3nConfig {
         self.final_logit_softcapping
     }
 
-    fn unused(&self) -> Vec<String> {
+    fn unused(&self, _drafts: bool) -> Vec<String> {
         let scale = (!self.corrected_scale).then(|| "model.layers.*.altup.correct_output_scale".to_owned());
         self.shared_keys.unused(self.num_hidden_layers).into_iter().chain(scale).collect()
     }

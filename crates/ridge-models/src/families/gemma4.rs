@@ -347,7 +347,7 @@ impl DecoderFamily for Gemma4Config {
         self.final_logit_softcapping
     }
 
-    fn unused(&self) -> Vec<String> {
+    fn unused(&self, _drafts: bool) -> Vec<String> {
         self.shared_keys.unused(self.num_hidden_layers)
     }
 

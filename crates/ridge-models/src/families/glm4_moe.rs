@@ -6,11 +6,12 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp};
 use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
-use super::deepseek::{prediction_tensors, read_prediction_layers};
+use super::deepseek::read_prediction_layers;
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts, experts_and_shared, stacks,
 };
+use super::prediction::{PredictionScopes, unused_tensors};
 use super::qwen;
 use super::tensors::{ATTENTION, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, MLP_NORM, QK_NORMS, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, RopeKeys, read_rope};
@@ -29,7 +30,7 @@ pub struct Glm4MoeConfig {
     pub experts: ExpertsConfig,
     /// So many layers in front have an MLP.
     pub dense_layers: usize,
-    /// Layers behind the last one that predict further tokens: their tensors are not used.
+    /// Modules behind the last layer that predict further tokens, of which the first can draft.
     pub prediction_layers: usize,
 }
 
@@ -105,7 +106,11 @@ impl DecoderFamily for Glm4MoeConfig {
         stacks("mlp.experts", ["gate_proj", "up_proj", "down_proj"], self.experts.experts)
     }
 
-    fn unused(&self) -> Vec<String> {
-        prediction_tensors(self.num_hidden_layers, self.prediction_layers)
+    fn prediction(&self) -> Option<PredictionScopes> {
+        (self.prediction_layers > 0).then(|| PredictionScopes::behind(self.num_hidden_layers))
+    }
+
+    fn unused(&self, drafts: bool) -> Vec<String> {
+        unused_tensors(self.num_hidden_layers, self.prediction_layers, drafts)
     }
 }

@@ -1,8 +1,8 @@
 //! What a layer keeps between steps.
 
-use ridge_graph::DType;
+use ridge_graph::{Builder, DType, Result as GraphResult, Var};
 
-use crate::model::{BuildOptions, cache_states, kv_bytes};
+use crate::model::{BuildOptions, KV, StepInputs, block_table, cache_states, kv_bytes};
 use crate::module::StateGroup;
 
 /// One tensor of a layer's state of a fixed size.
@@ -89,6 +89,64 @@ impl LayerStates {
             group.states.push(format!("{scope}.{}", tensor.name));
             group.bytes_per_sequence += tensor.width * tensor.dtype.size_bytes();
         }
+    }
+}
+
+/// The states of a decoder's layers in groups, as layers are added to them.
+pub(super) struct LayerGroups<'a> {
+    options: &'a BuildOptions,
+    step: &'a StepInputs,
+    /// Of groups without a window: the slots of the step's tokens in their blocks, i32 `[tokens]`.
+    slots: Var,
+    /// Keys and values, a group for each window, with the slots of the step's tokens in its blocks.
+    paged: Vec<(StateGroup, Var)>,
+    /// Other paged caches, and states of a fixed size.
+    further: StateGroup,
+    fixed: StateGroup,
+}
+
+impl<'a> LayerGroups<'a> {
+    /// No groups yet.
+    pub(super) fn new(options: &'a BuildOptions, step: &'a StepInputs, slots: Var) -> Self {
+        Self { options, step, slots, paged: Vec::new(), further: empty_group(), fixed: empty_group() }
+    }
+
+    /// Adds the states of a layer with this window, whose scope and whose attention's are `scopes` and whose cache has `shape`.
+    /// Gives the slots of the step's tokens in its cache, i32 `[tokens]`.
+    pub(super) fn add(
+        &mut self,
+        g: &mut Builder,
+        [scope, attention]: [&str; 2],
+        states: &LayerStates,
+        window: Option<usize>,
+        shape: [usize; 3],
+    ) -> GraphResult<Var> {
+        states.add_caches_to(&mut self.further, scope, self.options);
+        states.add_to(&mut self.fixed, scope);
+        if !states.paged {
+            return Ok(self.slots);
+        }
+        let at = self.paged.iter().position(|(group, _)| group.window == window).unwrap_or(self.paged.len());
+        if at == self.paged.len() {
+            let slots = match window {
+                None => self.slots,
+                Some(_) => {
+                    let (step, table) = (self.step, block_table(g, window)?);
+                    g.token_layout(step.seq_ids, step.query_start, step.lengths, table, self.options.block_size)?.1
+                }
+            };
+            self.paged.push((StateGroup { window, heads: shape[1], ..empty_group() }, slots));
+        }
+        let (group, slots) = &mut self.paged[at];
+        group.states.extend(cache_states(&format!("{scope}.{attention}.{KV}"), self.options));
+        group.bytes_per_token += kv_bytes(shape, self.options);
+        Ok(*slots)
+    }
+
+    /// The groups that have states.
+    pub(super) fn into_groups(self) -> Vec<StateGroup> {
+        let others = [self.further, self.fixed].into_iter().filter(|group| !group.states.is_empty());
+        self.paged.into_iter().map(|(group, _)| group).chain(others).collect()
     }
 }
 

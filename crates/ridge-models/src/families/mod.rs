@@ -8,7 +8,7 @@
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `linear_attention.rs`, `rwkv4.rs`, `rwkv6.rs`, `rwkv7.rs` and `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the
 //! gated delta rule, `bert.rs` is an encoder, `modernbert.rs` and `long_bert.rs` have some with windows, `vit.rs` a classifier of images, and
-//! `deepseek_v32.rs` attends to tokens that an indexer selects (`indexer.rs`). `planned.rs` has graphs for plans. `tensors.rs` has the names that families share.
+//! `deepseek_v32.rs` attends to tokens that an indexer selects (`indexer.rs`). `drafts.rs` builds the graph by which a prediction module (`prediction.rs`) drafts. `planned.rs` has graphs for plans. `tensors.rs` has the names that families share.
 
 mod arrange;
 mod bamba;
@@ -21,6 +21,7 @@ mod decoder_layer;
 mod deepseek;
 mod deepseek_v32;
 mod definition;
+mod drafts;
 mod encoder;
 mod exaone4;
 mod experts;
@@ -66,6 +67,7 @@ mod per_layer;
 mod phi3;
 mod planned;
 mod planned_config;
+mod prediction;
 mod qwen;
 mod qwen3_moe;
 mod qwen3_next;

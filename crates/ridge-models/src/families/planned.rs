@@ -8,8 +8,9 @@ use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, weight};
 use super::experts::experts;
 use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
 use super::tensors::LLAMA_TENSORS;
-use crate::model::{BuildOptions, Model, StepInputs, attention_symbols, finish_decoder, history_group, symbols};
+use crate::model::{BuildOptions, Model, StepInputs, attention_symbols, history_group, symbols};
 use crate::module::{Module, StateGroup};
+use crate::sampled::finish_decoder;
 
 impl PlannedConfig {
     /// Builds the graph, with every weight as plain f32. It has parameters and costs; lowering it is an error where it
@@ -78,6 +79,7 @@ impl PlannedConfig {
                 activations: options.activations,
             },
             answers: None,
+            drafts: None,
             history: history_group(),
             cache: options.cache,
             block_size: options.block_size,

@@ -1,14 +1,14 @@
 //! RWKV-4 (Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era", section 3). Each layer's mixer of tokens is an average
 //! of values whose weights decay at a rate of each channel, opened by a gate; see [`ridge_graph::ops::Wkv`].
 
-use ridge_graph::{Builder, DType, Dim, GraphError, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{linear, scaled, squared};
+use super::blocks::{clipped, linear, scaled, squared};
 use super::decoder::{DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::layer_states::{LayerStates, RECURRENT_STATE};
-use super::recurrent::f32_weight;
-use super::rwkv::{Rwkv, RwkvNames, TOKENS, change, share};
+use super::recurrent::{f32_weight, previous, recurrence};
+use super::rwkv::{Rwkv, RwkvNames, SHIFT, TOKENS, change, share};
 use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HIDDEN, MAX_LAYERS};
 use crate::error::Result;
@@ -190,8 +190,7 @@ impl Rwkv4Config {
 /// The average of f32 `k`, `v`, `w` and `u` with the layer's state; see [`ridge_graph::ops::Wkv`].
 fn average(g: &mut Builder, at: &DecoderLayer<'_>, [k, v, w, u]: [Var; 4]) -> GraphResult<Var> {
     if !at.keeps_states() {
-        let why = "the average of RWKV-4 has no gradient, so its models cannot be trained yet, nor read as encoders";
-        return Err(GraphError::Use { at: g.scope().into(), why: why.into() });
+        return whole_average(g, at, [k, v, w, u]);
     }
     let (seqs, channels) = (Dim::sym(symbols::SEQS), g.ty(k)?.shape.last());
     let width = SUMS * channels.as_const().unwrap_or_default();
@@ -203,4 +202,80 @@ fn average(g: &mut Builder, at: &DecoderLayer<'_>, [k, v, w, u]: [Var; 4]) -> Gr
     let after = g.reshape(after, Shape(vec![seqs, width.into()]))?;
     write_fixed(g, &fixed, after)?;
     Ok(y)
+}
+
+/// The share of exponents by whose sum [`whole_average`] estimates the largest: small enough that exponentials of large keys fit f32,
+/// and large enough that the sum of all tokens is not far above the largest.
+const SHARE: f64 = 0.25;
+
+/// Such a share of a key is taken for this at most. With it keys may be from -400 to 400.
+const MOST: f64 = 80.0;
+
+/// The least sum of exponentials of which a logarithm is taken.
+const LEAST: f64 = 1e-36;
+
+/// As [`average`], over whole sequences: a linear recurrence whose numerator and denominator are divided by `e^m`, with `m` near the
+/// logarithm of the largest term. They are divided by the same and decay by the difference of `m` from token to token, so the
+/// average does not depend on `m`, which is a whole number without a gradient.
+fn whole_average(g: &mut Builder, at: &DecoderLayer<'_>, [k, v, w, u]: [Var; 4]) -> GraphResult<Var> {
+    let (tokens, channels) = (Dim::sym(symbols::TOKENS), g.ty(k)?.shape.last());
+    let of_heads = |g: &mut Builder, x| g.reshape(x, [tokens.clone(), channels.clone(), 1.into()]);
+    let one = g.constant(DType::F32, 1.0)?;
+    let ones = g.broadcast(one, [tokens.clone(), channels.clone(), 1.into()])?;
+
+    // The logarithm of the sum of all terms to the power of SHARE, by that: at least the largest exponent.
+    let (small_k, small_w) = (scaled(g, k, SHARE)?, scaled(g, w, SHARE)?);
+    let small_w = g.broadcast(small_w, [tokens.clone(), channels.clone()])?;
+    let small_k = clipped(g, small_k, Some(MOST))?;
+    let terms = g.exp(small_k)?;
+    let [terms, small_w] = [of_heads(g, terms)?, of_heads(g, small_w)?];
+    let sum = recurrence(g, at, [ones, terms, ones, small_w], None)?;
+    let sum = g.reshape(sum, [tokens.clone(), channels.clone()])?;
+    let least = g.constant(DType::F32, LEAST)?;
+    let sum = g.max(sum, least)?;
+    let logarithm = g.log(sum)?;
+    let logarithm = scaled(g, logarithm, 1.0 / SHARE)?;
+    let m = whole_number(g, logarithm)?;
+    let m_before = previous(g, at, SHIFT, m)?;
+
+    let decay = g.sub(m_before, m)?;
+    let decay = g.add(decay, w)?;
+    let term = g.sub(k, m)?;
+    let term = g.exp(term)?;
+    let [term, decay, v_of_heads] = [of_heads(g, term)?, of_heads(g, decay)?, of_heads(g, v)?];
+    let both = g.concat(&[v_of_heads, ones], 2)?;
+    let sums = recurrence(g, at, [ones, term, both, decay], None)?;
+    let mut before = [sums; 2];
+    for (nth, sum) in before.iter_mut().enumerate() {
+        let of_token = g.slice(sums, 2, nth, 1)?;
+        let of_token = g.reshape(of_token, [tokens.clone(), channels.clone()])?;
+        *sum = previous(g, at, SHIFT, of_token)?;
+    }
+
+    // A sequence's first token stands alone.
+    let own = g.add(k, u)?;
+    let zero = g.constant(DType::I32, 0.0)?;
+    let first = g.eq(at.positions(), zero)?;
+    let first = g.reshape(first, [tokens, 1.into()])?;
+    let largest = g.max(m_before, own)?;
+    let largest = g.select(first, own, largest)?;
+    let largest = whole_number(g, largest)?;
+    let m_before = g.select(first, largest, m_before)?;
+    let kept = g.sub(m_before, largest)?;
+    let kept = g.exp(kept)?;
+    let own = g.sub(own, largest)?;
+    let own = g.exp(own)?;
+    let own_with = g.mul(own, v)?;
+    let mut sums = [own_with, own];
+    for (sum, before) in sums.iter_mut().zip(before) {
+        let before = g.mul(before, kept)?;
+        *sum = g.add(before, *sum)?;
+    }
+    g.div(sums[0], sums[1])
+}
+
+/// f32 `x` without its fraction, and without a gradient.
+fn whole_number(g: &mut Builder, x: Var) -> GraphResult<Var> {
+    let whole = g.cast(x, DType::I32)?;
+    g.cast(whole, DType::F32)
 }

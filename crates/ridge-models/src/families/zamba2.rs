@@ -282,7 +282,7 @@ impl DecoderFamily for Zamba2Config {
         parts
     }
 
-    fn unused(&self) -> Vec<String> {
+    fn unused(&self, _drafts: bool) -> Vec<String> {
         // Some checkpoints repeat the blocks in every layer that uses them.
         self.hybrid.iter().skip(self.blocks).map(|layer| format!("model.layers.{layer}.{BLOCK}.*")).collect()
     }

@@ -22,6 +22,7 @@ mod mixed;
 mod mixed_precision;
 mod mxfp4;
 mod planned;
+mod prediction;
 #[path = "../../../ridge-cuda/tests/common/processes.rs"]
 mod processes;
 mod published;

@@ -89,6 +89,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         prompt: context,
         chunk,
         random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
+        drafts: 0,
     };
     let options = EngineOptions { context, sequences: most, chunk, blocks: None };
     let (cached, mut progress) = (CacheSize::Engine(options), LoadProgress::new(!settings.json));

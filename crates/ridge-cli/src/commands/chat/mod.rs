@@ -78,6 +78,7 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
         prompt: context,
         chunk: settings.chunk,
         random_weights: settings.random_weights,
+        drafts: 0,
     };
     let mut progress = LoadProgress::new(settings.notes && !settings.json);
     let LoadedEngine { engine, model, .. } =

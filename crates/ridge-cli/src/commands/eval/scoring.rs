@@ -51,6 +51,7 @@ impl EvalModel {
             prompt: context,
             chunk: step,
             random_weights: settings.random_weights,
+            drafts: 0,
         };
         let block_size = settings.model.numbers.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::args::{
-    LimitedDeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, ParallelArgs, SamplingArgs, SamplingSettings, whole,
+    LimitedDeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, ParallelArgs, SamplingArgs, SamplingSettings, Speculate,
+    speculate, whole,
 };
 use crate::error::{Result, refused};
 
@@ -87,6 +88,14 @@ pub(crate) struct GenerateArgs {
     )]
     chunk: usize,
 
+    /// Speculative decoding with N tokens, or one, that the model's own multi-token prediction module drafts and the model verifies in
+    /// one step; the text does not change; 0 is off
+    #[arg(
+        long, value_name = "mtp[:N]", value_parser = speculate, allow_negative_numbers = true, default_value = "0",
+        help_heading = "Running"
+    )]
+    speculate: Speculate,
+
     #[command(flatten)]
     place: LimitedDeviceArgs,
 
@@ -122,6 +131,8 @@ pub(super) struct GenerateSettings {
     /// The prompt plus the maximum number of generated tokens, if `None`.
     pub(super) context: Option<usize>,
     pub(super) chunk: usize,
+    /// Tokens that the model's own module drafts in each step.
+    pub(super) drafts: usize,
     pub(super) place: LimitedDeviceArgs,
     pub(super) parallel: ParallelArgs,
     pub(super) echo: bool,
@@ -151,6 +162,13 @@ impl GenerateArgs {
         if self.stop.iter().any(String::is_empty) {
             return Err(refused("--stop", "''", "must not be empty"));
         }
+        if let Speculate::Lookup(candidates) = self.speculate {
+            return Err(refused(
+                "--speculate",
+                candidates,
+                "proposes tokens by lookup, which `ridge serve` does; use mtp",
+            ));
+        }
         Ok(GenerateSettings {
             model: self.numbers.settings(self.model)?,
             random_weights: self.random_weights,
@@ -166,6 +184,7 @@ impl GenerateArgs {
             max_tokens: self.max_tokens,
             context: self.context,
             chunk: self.chunk,
+            drafts: self.speculate.drafts(),
             place: self.place,
             parallel: self.parallel,
             echo: self.echo,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ridge::{Cluster, CollectiveError, LoadedEngine, Placement, RunSettings, TensorParallel};
-use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
+use ridge_engine::{Engine, Finish, Generated, Request, Speculation, TextStream};
 use ridge_graph::sample::Rng;
 use ridge_hub::HubModel;
 use ridge_hw::units::Seconds;
@@ -99,6 +99,7 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
         prompt: prompt.ids.len(),
         chunk: settings.chunk,
         random_weights: settings.random_weights,
+        drafts: settings.drafts,
     };
     let mut progress = LoadProgress::new(settings.notes && !settings.json);
     let LoadedEngine { mut engine, model: built, device, threads } =
@@ -134,6 +135,10 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
     }
     if settings.timing {
         note(&times.line(prompt.ids.len(), answer.generated.tokens.len()));
+    }
+    let speculation = answer.generated.speculation;
+    if settings.timing && settings.drafts > 0 {
+        note(&format!("{} of {} accepted", speculation.accepted, count(speculation.candidates, "draft token")));
     }
     if settings.verbose {
         for program in engine.compiled() {
@@ -332,6 +337,9 @@ fn object(
             .map(|(l, id)| json!({ "id": id, "logprob": l.chosen, "top": l.top.iter().map(top).collect::<Vec<_>>() }));
         each.collect::<Vec<_>>()
     });
+    let Speculation { candidates, accepted } = answer.generated.speculation;
+    let speculation =
+        (settings.drafts > 0).then(|| json!({ "draft_tokens": candidates, "accepted_draft_tokens": accepted }));
     let mut all = json!({
         "random_weights": settings.random_weights,
         "dry_breaker": settings.sampling.breakers,
@@ -342,6 +350,7 @@ fn object(
         "ignore_eos": settings.ignore_eos,
         "context": context,
         "chunk": settings.chunk,
+        "drafts": settings.drafts,
         "device": device,
         "threads": threads,
         "format": settings.model.numbers.format.as_ref().map(|f| f.name()),
@@ -360,6 +369,7 @@ fn object(
         "stopped_by_string": answer.stopped,
         "prompt_tokens": prompt.ids.len(),
         "generated_tokens": answer.generated.tokens.len(),
+        "speculation": speculation,
         "measured": {
             "load_seconds": times.load.as_secs_f64(),
             "prompt_seconds": times.prompt.as_secs_f64(),

@@ -163,12 +163,16 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
         Network::ImageClassifier(classifier) => Inspected::ImageClassifier(ImageClassifierSummary::new(classifier)?),
     };
     let storage = storage_source(&files, &config, &settings.model);
+    let prediction = match &config {
+        NetworkConfig::Decoder(config) => config.prediction_parameters()?,
+        _ => None,
+    };
     match settings.output {
         InspectOutput::Json => {
             let activations = network.module().activations;
-            print_json(&inspected.object(&files, &settings.model, activations, &storage))
+            print_json(&inspected.object(&files, &settings.model, activations, &storage, prediction))
         }
-        _ => print(&inspected.text(&files, &storage)),
+        _ => print(&inspected.text(&files, &storage, prediction)),
     }
 }
 

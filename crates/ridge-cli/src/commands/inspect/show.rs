@@ -47,13 +47,15 @@ impl Inspected {
         format!("modelled: sum over all ops of the step that {computes}")
     }
 
-    /// One JSON object; `storage` is the provenance of storage figures.
+    /// One JSON object; `storage` is the provenance of storage figures, and `prediction` has the parameters of the module that predicts
+    /// further tokens.
     pub(super) fn object(
         &self,
         files: &ModelFiles,
         settings: &ModelSettings,
         activations: DType,
         storage: &str,
+        prediction: Option<u64>,
     ) -> Value {
         let mut sources = json!({ "parameters": "exact", "weight_bytes": storage });
         let mut used = json!({
@@ -71,13 +73,17 @@ impl Inspected {
             Self::ImageClassifier(summary) => ("image_classifier", json!(summary), "cost"),
         };
         sources[cost] = self.costs().into();
-        json!({
+        let mut object = json!({
             "model": files.to_string(), "kind": kind, "summary": summary, "sources": sources, "settings": used,
-        })
+        });
+        if let Some(parameters) = prediction {
+            object["prediction_parameters"] = parameters.into();
+        }
+        object
     }
 
-    /// Tables; `storage` is the provenance of storage figures.
-    pub(super) fn text(&self, files: &ModelFiles, storage: &str) -> String {
+    /// Tables, of what [`Inspected::object`] has.
+    pub(super) fn text(&self, files: &ModelFiles, storage: &str, prediction: Option<u64>) -> String {
         let module = self.module();
         let mut rows = Vec::new();
         tree(&module.tree, 0, &mut rows);
@@ -96,6 +102,11 @@ impl Inspected {
                 let share = format!("{} parameters", grouped(part.parameters));
                 facts.push(row(&format!("  {}", part.name), bytes(part.bytes), &share));
             }
+        }
+        if let Some(parameters) = prediction {
+            let what =
+                "exact: parameters not counted above, loaded with --speculate mtp; embedding and output are shared";
+            facts.push(row("prediction module", grouped(parameters), what));
         }
         if let Self::Decoder(s, cache) = self {
             let source = format!("exact: keys and values in {cache} (--cache-dtype)");

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use ridge_engine::service::Policy;
 use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
 
-use crate::args::{LimitedDeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
+use crate::args::{LimitedDeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, Speculate, speculate, whole};
 use crate::error::{Result, refused};
 use crate::input;
 
@@ -118,13 +118,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, conflicts_with = "no_prefix_cache", help_heading = "Running")]
     pub(super) prefix_cache_by_key: bool,
 
-    /// Speculative decoding by prompt lookup: propose up to N tokens found earlier in the sequence and verify them in one
-    /// step; the text does not change; 0 is off
+    /// Speculative decoding: propose up to N tokens found earlier in the sequence (prompt lookup), or with mtp or mtp:N the
+    /// next token or N tokens that the model's own multi-token prediction module drafts, and verify them in one step; the text
+    /// does not change; 0 is off
     #[arg(
-        long, value_name = "N", value_parser = whole::<usize, 0, { ridge_engine::MAX_CANDIDATES as u64 }>,
-        allow_negative_numbers = true, default_value_t = 0, help_heading = "Running"
+        long, value_name = "N|mtp[:N]", value_parser = speculate, allow_negative_numbers = true, default_value = "0",
+        help_heading = "Running"
     )]
-    pub(super) speculate: usize,
+    pub(super) speculate: Speculate,
 
     /// Skip the roofline measurement, which takes half a second when the server is first idle and lets metrics compare step
     /// times with their floor

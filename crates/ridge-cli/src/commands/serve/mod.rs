@@ -25,6 +25,7 @@ use ridge_text::{ChatInput, ChatTemplates, Tokenizer};
 use args::LogFormatArg;
 pub(crate) use args::ServeArgs;
 
+use crate::args::Speculate;
 use crate::conversation::story_template;
 use crate::error::{Result, refused};
 use crate::output::{LoadProgress, columns, count, note, print};
@@ -129,6 +130,7 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
         prompt: context,
         chunk,
         random_weights: args.random_weights,
+        drafts: args.speculate.drafts(),
     };
     let block_size = numbers.options(config.torch_dtype).block_size;
     let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
@@ -200,8 +202,8 @@ fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> 
     if let Some(tokenizer) = &tokenizer {
         service = service.with_grammars(tokenizer)?;
     }
-    if args.speculate > 0 {
-        service = service.with_drafts(Ngram::new(args.speculate));
+    if let Speculate::Lookup(candidates) = args.speculate {
+        service = service.with_drafts(Ngram::new(candidates));
     }
     let service = service.made_ready()?;
     let mut eos: Vec<u32> = model.eos_token_ids.clone();

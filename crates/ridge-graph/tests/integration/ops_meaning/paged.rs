@@ -2,7 +2,7 @@
 
 use ridge_graph::ops::{IndexTopK, PagedAttention, SelectedAttention, TokenLayout};
 use ridge_graph::sample::Sample;
-use ridge_graph::{Composite, Work};
+use ridge_graph::{Composite, DType, Work};
 
 use super::{holds, input, op, samples, shape};
 

@@ -183,14 +183,19 @@ impl Fixture {
         Self::built(name, "families", BuildOptions { context, activations, cache: activations, ..options() })
     }
 
+    /// One of `fixtures/prediction`, with this many drafts.
+    pub(crate) fn predicting(name: &'static str, drafts: usize) -> Self {
+        Self::built(name, "prediction", BuildOptions { drafts, ..options() })
+    }
+
     fn built(name: &'static str, kind: &str, options: BuildOptions) -> Self {
         let files = ModelFiles::open(Some(&fixtures().join(kind).join(name))).expect("a model");
         let config = files.config().unwrap_or_else(|e| panic!("{e}"));
         let mut model = config.build(&options).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let checkpoint = config.arrange(files.checkpoint().expect("its weights")).expect("divides");
+        let checkpoint = config.arrange_for(files.checkpoint().expect("its weights"), &options).expect("divides");
         let checkpoint = Arc::new(checkpoint);
         let source = WeightSource::Checkpoint(Arc::clone(&checkpoint));
-        model.graph = source.retype(&model.graph, None).unwrap_or_else(|e| panic!("{name}: {e}"));
+        model.store(&source, None).unwrap_or_else(|e| panic!("{name}: {e}"));
         let expected = Expected::open(&format!("{kind}/{name}/expected.safetensors"));
         Self { name, config, model, checkpoint, expected }
     }
