@@ -200,10 +200,18 @@ fn what_does_not_fit_is_said_with_what_would() {
 
 #[test]
 fn a_limit_of_gpu_memory_keeps_weights_in_host_memory() {
-    let line = "plan fit Qwen3-30B-A3B.json --device H100 --context 1024 --host-link 50GB/s --json";
+    // A quarter of the layers of Qwen3-30B-A3B, which say the same in a quarter of the time.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let text =
+        std::fs::read_to_string(crate::common::repository().join("fixtures/configs/Qwen3-30B-A3B.json")).unwrap();
+    assert!(text.contains("\"num_hidden_layers\": 48"));
+    std::fs::write(&path, text.replace("\"num_hidden_layers\": 48", "\"num_hidden_layers\": 12")).unwrap();
+    let fit = format!("plan fit {}", path.display());
+    let line = format!("{fit} --device H100 --context 1024 --host-link 50GB/s --json");
     let plan = |limit: &str| json(&format!("{line} --gpu-memory {limit}"));
     let number = |value: &Value| value.as_f64().unwrap();
-    let (whole, half, least) = (plan("70GiB"), plan("24GiB"), plan("8GiB"));
+    let (whole, half, least) = (plan("70GiB"), plan("6GiB"), plan("4GiB"));
     assert_eq!(whole["host_weight_bytes"], 0);
     let total = number(&whole["gpu_weight_bytes"]);
     for plan in [&half, &least] {
@@ -227,17 +235,17 @@ fn a_limit_of_gpu_memory_keeps_weights_in_host_memory() {
     let prompt = step(&half, 3);
     assert_eq!(number(&prompt["host_bytes"]), number(&half["host_weight_bytes"]) - embedding);
     assert_eq!(prompt["host_bytes_in_place"], 0);
-    let text = String::from_utf8(ridge("plan fit Qwen3-30B-A3B.json --gpu-memory 24GiB").stdout).unwrap();
+    let text = String::from_utf8(ridge(&format!("{fit} --gpu-memory 6GiB")).stdout).unwrap();
     assert!(text.contains("of weights (") && text.contains("host link"), "{text}");
     // Caches of more sequences push weights off the GPU, until there is no room for them.
-    let line = "plan fit Qwen3-30B-A3B.json --context 16384 --gpu-memory 16GiB";
+    let line = format!("{fit} --context 16384 --gpu-memory 7GiB");
     let plan = json(&format!("{line} --json"));
     let on_host = |nth: usize| number(&plan["steps"][nth]["host_weight_bytes"]);
     assert_eq!(on_host(0), number(&plan["host_weight_bytes"]));
     assert!(on_host(1) >= on_host(0) + 3.0 * number(&plan["cache_bytes"]) * 0.8, "{} {}", on_host(0), on_host(1));
     assert_eq!((&plan["steps"][1]["fits"], &plan["steps"][2]["fits"]), (&true.into(), &false.into()));
     assert_eq!(on_host(3), on_host(0), "a prompt is one sequence");
-    let text = String::from_utf8(ridge(line).stdout).unwrap();
+    let text = String::from_utf8(ridge(&line).stdout).unwrap();
     assert!(text.lines().any(|line| line.contains("each of 16") && line.contains("does not fit")), "{text}");
 }
 
