@@ -65,9 +65,10 @@ impl Source {
         let device = match device.to_ascii_lowercase().as_str() {
             "cpu" => Device::Cpu,
             "cuda" => Device::Cuda(0),
+            "auto" => Device::Auto,
             name => match name.strip_prefix("cuda:").and_then(|index| index.parse().ok()) {
                 Some(index) => Device::Cuda(index),
-                None => return Err(wrong(format!("device {device:?}: choose cpu, cuda or cuda:N"))),
+                None => return Err(wrong(format!("device {device:?}: choose cpu, cuda, cuda:N or auto"))),
             },
         };
         let tensor_parallel = match tensor_parallel {

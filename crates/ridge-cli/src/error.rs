@@ -232,14 +232,14 @@ impl From<ridge::Error> for Error {
             ridge::Error::Memory { what, needed, available, smaller, or_on_host } => {
                 let remedy = match smaller {
                     Smaller::Model => "use a smaller model, or --format q8_0",
-                    Smaller::Cache => "lower --context, or use --cache-dtype bf16",
+                    Smaller::Cache => "lower --context, or use --cache-dtype bf16 or int8",
                     Smaller::Chunk => "lower --chunk",
                     Smaller::Limit => "raise --gpu-memory, lower --context, or lower --chunk",
                     Smaller::Host => "raise --gpu-memory, or use a smaller model",
                 };
                 let remedy = match available.0 >> 30 {
                     gib @ 1.. if or_on_host => {
-                        format!("{remedy}, or keep weights in host memory with --gpu-memory {gib}GiB")
+                        format!("{remedy}, keep weights in host memory with --gpu-memory {gib}GiB, or use --device cpu")
                     }
                     _ => remedy.to_owned(),
                 };

@@ -395,7 +395,8 @@ mod tests {
         };
         let one = |columns| vec![side(columns, 0)];
         let up = (OperandSlot::Input(2), 0);
-        for (rows, depth) in [(40, 1040), (300, 784), (129, 8208)] {
+        // The last has more pairs of tiles than clusters run at once.
+        for (rows, depth) in [(40, 1040), (300, 784), (129, 8208), (3000, 784)] {
             for (sides, after) in [
                 (one(1000), Epilogue::Nothing),
                 (one(264), Epilogue::Add(up)),

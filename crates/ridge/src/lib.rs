@@ -70,7 +70,7 @@ pub use load::{
     estimate_memory, load_embedder, load_engine, load_model, load_network, round_network,
 };
 pub use model::{Model, PlacedModel, Writer};
-pub use placement::{Device, OpenDevice, Placement, TensorParallel};
+pub use placement::{Device, FoundDevice, OpenDevice, Placement, TensorParallel};
 pub use rates::DeviceRates;
 pub use settings::{ActivationMode, NumberSettings};
 

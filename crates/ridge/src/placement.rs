@@ -1,13 +1,13 @@
 //! The devices that a model runs on.
 
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::sync::Arc;
 
 use ridge_comm::{Cluster, Loopback};
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_cuda::{Cuda, CudaOptions};
 use ridge_graph::shard::MeshAxis;
+use ridge_hw::gpu::{Library, LibrarySearch, Nvidia};
 use ridge_hw::units::Bytes;
 use ridge_runtime::{Backend, Ranks};
 
@@ -22,8 +22,40 @@ pub enum Device {
     /// The GPU of this number among those that the process sees; for the ranks of a machine this one and those behind it,
     /// one each.
     Cuda(usize),
-    /// The first GPU if it can be used, else the CPU.
+    /// The first GPU where [`Device::found`] finds one that can be used, else the CPU. Ranks take the CPU: each would look for itself.
     Auto,
+}
+
+/// What [`Device::Auto`] is on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundDevice {
+    /// A GPU, or the CPU.
+    pub device: Device,
+    /// Why a GPU that is there is not taken, with the remedy.
+    pub unused_gpu: Option<String>,
+}
+
+impl Device {
+    /// Looks for an NVIDIA GPU whose driver is loaded, and for the libraries that running a model on it takes. Opens none: a GPU that is
+    /// found here and does not open is an error later, rather than a silent change of the device.
+    pub fn found() -> FoundDevice {
+        Self::found_among(&Nvidia::detect())
+    }
+
+    fn found_among(nvidia: &Nvidia) -> FoundDevice {
+        let cpu = |unused_gpu| FoundDevice { device: Self::Cpu, unused_gpu };
+        if nvidia.gpus.is_empty() || nvidia.kernel_module.is_none() {
+            return cpu(None);
+        }
+        let missing = |library: &Library| match nvidia.library(*library) {
+            Some(LibrarySearch::Missing { remedy, .. }) => Some(format!("{library} is not found: {remedy}")),
+            _ => None,
+        };
+        match [Library::Driver, Library::Nvrtc, Library::CublasLt].iter().find_map(missing) {
+            Some(why) => cpu(Some(why)),
+            None => FoundDevice { device: Self::Cuda(0), unused_gpu: None },
+        }
+    }
 }
 
 /// Which devices a model is to run on, and how many share it.
@@ -119,14 +151,11 @@ impl OpenDevice {
         let opened = match placement.device {
             Device::Cpu => Self::cpu(placement),
             Device::Cuda(ordinal) => Self::cuda(ordinal, placement),
-            Device::Auto => Self::cuda(0, placement).or_else(|why| {
-                // Without a GPU there is nothing to say.
-                if std::path::Path::new("/dev/nvidia0").exists() {
-                    let mut to = std::io::stderr().lock();
-                    let _ = writeln!(to, "warning: the GPU is not used: {why}; --device cpu avoids this message");
-                }
-                Self::cpu(placement)
-            }),
+            Device::Auto if placement.tensor_parallel.ranks() > 1 => Self::cpu(placement),
+            Device::Auto => match Device::found().device {
+                Device::Cuda(ordinal) => Self::cuda(ordinal, placement),
+                _ => Self::cpu(placement),
+            },
         }?;
         match placement.gpu_memory {
             Some(limit) => opened.limited(limit),
@@ -215,5 +244,40 @@ impl OpenDevice {
             keeps_on_host: false,
             backend: Arc::new(cuda),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use ridge_hw::gpu::Gpu;
+
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_taken_if_its_driver_and_libraries_are_there() {
+        let gpu =
+            Gpu { address: "0000:01:00.0".to_owned(), model: None, uuid: None, pci_device: None, numa_node: None };
+        let mut machine =
+            Nvidia { gpus: Vec::new(), kernel_module: Some("580.65.06".to_owned()), libraries: Vec::new() };
+        let of_cpu = |unused_gpu| FoundDevice { device: Device::Cpu, unused_gpu };
+        assert_eq!(Device::found_among(&machine), of_cpu(None));
+        machine.gpus.push(gpu);
+        assert_eq!(Device::found_among(&machine).device, Device::Cuda(0));
+        let searched = vec![PathBuf::from("/usr/lib")];
+        let remedy = "install it".to_owned();
+        machine.libraries.push(LibrarySearch::Missing { library: Library::Nvrtc, searched, remedy });
+        let found = Device::found_among(&machine);
+        assert!(found.unused_gpu.as_ref().is_some_and(|why| why.contains("install it")), "{found:?}");
+        machine.kernel_module = None;
+        assert_eq!(Device::found_among(&machine), of_cpu(None));
+    }
+
+    #[test]
+    fn ranks_take_the_cpu_where_no_device_is_named() {
+        let tensor_parallel = TensorParallel::Here(2);
+        let placement = Placement { device: Device::Auto, threads: Some(2), tensor_parallel, ..Placement::default() };
+        assert!(OpenDevice::open(&placement).expect("opens").is_cpu());
     }
 }

@@ -8,11 +8,12 @@ use ridge_hw::units::Bytes;
 
 use super::numbers::{MAX_THREADS, whole};
 use crate::error::{Error, refused};
+use crate::output::note;
 
 /// The device, for every command that can run on any device.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
+    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one; with --tp above 1 the CPU)
     #[arg(
         long, value_name = "DEVICE", value_parser = device, env = "RIDGE_DEVICE", default_value = "auto",
         help_heading = "Running"
@@ -29,6 +30,11 @@ pub(crate) struct DeviceArgs {
 
 impl DeviceArgs {
     pub(crate) fn placement(&self) -> Placement {
+        if self.device == Device::Auto
+            && let Some(why) = Device::found().unused_gpu
+        {
+            note(&format!("the GPU is not used: {why} (--device cpu avoids this note)"));
+        }
         Placement { device: self.device, threads: self.threads, ..Placement::default() }
     }
 }
@@ -106,8 +112,9 @@ fn device(typed: &str) -> Result<Device, String> {
     match typed {
         "cpu" => Some(Device::Cpu),
         "cuda" => Some(Device::Cuda(0)),
-        "auto" => Some(Device::Auto),
+        // An empty variable is none.
+        "auto" | "" => Some(Device::Auto),
         other => other.strip_prefix("cuda:").and_then(number),
     }
-    .ok_or_else(|| "must be cpu, cuda, cuda:N or auto".to_owned())
+    .ok_or_else(|| "--device and RIDGE_DEVICE must be cpu, cuda, cuda:N or auto".to_owned())
 }

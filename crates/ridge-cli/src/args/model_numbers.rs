@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, ValueEnum};
 use ridge::{ActivationMode, NumberSettings};
 use ridge_graph::format::{self, ScaledFormat};
@@ -32,7 +32,7 @@ pub(crate) struct NumberArgs {
 
     /// Dtype of the KV cache; int8 and f8 (E4M3) have one scale per key and value of each head [default: the dtype of
     /// activations]
-    #[arg(long, value_parser = ["f32", "bf16", "f16", "int8", "f8"], ignore_case = true, value_name = "DTYPE")]
+    #[arg(long, value_parser = cache_dtypes(), ignore_case = true, value_name = "DTYPE")]
     cache_dtype: Option<String>,
 
     /// Activations in products with quantised weights: exact, or rounded to int8 with one scale per 256 values (on the CPU, by
@@ -70,9 +70,12 @@ impl NumberArgs {
             format: self.format.as_ref().map(format).transpose()?,
             dtype: self.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
             cache_dtype: match self.cache_dtype.as_deref() {
-                Some(name) if name.eq_ignore_ascii_case("int8") => Some(DType::I8),
-                Some(name) if name.eq_ignore_ascii_case(F8) => Some(DType::F8E4M3),
-                name => name.map(|name| dtype("--cache-dtype", name)).transpose()?,
+                Some(name) => match &*name.to_ascii_lowercase() {
+                    "int8" | "i8" => Some(DType::I8),
+                    F8 | "f8e4m3" => Some(DType::F8E4M3),
+                    _ => Some(dtype("--cache-dtype", name)?),
+                },
+                None => None,
             },
             activations: match self.activations {
                 ActivationArg::Auto => ActivationMode::Auto,
@@ -91,6 +94,12 @@ pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
 const F8: &str = "f8";
 
 /// Parses the name of a format that weights can have in memory.
+/// Names of dtypes of a cache, and of those that reports show.
+fn cache_dtypes() -> PossibleValuesParser {
+    let aliased = [PossibleValue::new("int8").alias("i8"), PossibleValue::new(F8).alias("f8e4m3")];
+    ["f32", "bf16", "f16"].map(PossibleValue::new).into_iter().chain(aliased).collect::<Vec<_>>().into()
+}
+
 fn storage_formats() -> PossibleValuesParser {
     format::all().iter().map(|f| f.name()).chain([F8]).collect::<Vec<_>>().into()
 }

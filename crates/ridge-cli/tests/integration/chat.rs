@@ -180,7 +180,11 @@ mod by_hand {
             let model = folder.path();
             let line = format!("'{ridge}' chat --model '{model}' --greedy --seed 1 {more}");
             let mut script = Command::new("script");
-            script.args(["-qefc", &line, "/dev/null"]).env("XDG_STATE_HOME", model).env("TERM", "xterm").env("RIDGE_DEVICE", "cpu");
+            script
+                .args(["-qefc", &line, "/dev/null"])
+                .env("XDG_STATE_HOME", model)
+                .env("TERM", "xterm")
+                .env("RIDGE_DEVICE", "cpu");
             let mut child = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
             let mut from = child.stdout.take().unwrap();
             let (send, output) = channel();

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::common::{Folder, command, fixture, json, repository, ridge, ridge_reading, stdout};
+use crate::common::{Folder, command, fixture, json, ran, repository, ridge, ridge_reading, stdout};
 
 /// The text that the embedded model gives greedily, with the newline that the file ends with.
 fn expected() -> String {
@@ -164,6 +164,7 @@ fn numbers_may_be_kept_in_other_ways() {
         &["--dtype", "f16", "--cache-dtype", "f16"],
         &["--cache-dtype", "bf16"],
         &["--cache-dtype", "int8"],
+        &["--cache-dtype", "f8"],
         &["--dtype", "bf16", "--cache-dtype", "int8"],
         &["--format", "q8_0"],
         &["--format", "q8_0", "--dtype", "bf16", "--cache-dtype", "bf16"],
@@ -196,6 +197,17 @@ fn ids_in_place_of_text_are_announced() {
     assert_eq!(ridge(&args).stderr, format!("no tokenizer.json in {model}; printing token ids\n"));
     assert_eq!(ridge(&[&args[..], &["-q"]].concat()).stderr, "");
     assert_eq!(ridge(&[&args[..], &["--json"]].concat()).stderr, "");
+}
+
+#[test]
+fn the_environment_names_the_device() {
+    let of = |device: &str| ran(command(&["generate", "-n", "1", "x"]).env("RIDGE_DEVICE", device).output().unwrap());
+    assert_eq!(of("cpu").code, 0);
+    let wrong = of("nonsense");
+    assert!(wrong.code == 2 && wrong.stderr.contains("RIDGE_DEVICE"), "{}", wrong.stderr);
+    // What is typed goes first.
+    let typed = command(&["generate", "-n", "1", "--device", "cpu", "x"]).env("RIDGE_DEVICE", "nonsense").output();
+    assert_eq!(ran(typed.unwrap()).code, 0);
 }
 
 #[test]

@@ -28,6 +28,7 @@ fn every_small_llama_that_divides_says_what_one_rank_says_in_every_format() {
         ("odd_head_dim", &[]),
         ("bf16_sharded", &["--dtype", "f32"]),
         ("biased", &["--cache-dtype", "int8"]),
+        ("biased", &["--cache-dtype", "f8"]),
     ] {
         let model = fixture(model);
         let tokens = |tp: &str| {

@@ -3,9 +3,9 @@
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
-use crate::common::{binary, repository};
 use crate::common::server::{Server, read_answer};
 use crate::common::tools::{ask, content, tools, with_tools};
+use crate::common::{binary, repository};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

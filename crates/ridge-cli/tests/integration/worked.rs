@@ -1,7 +1,7 @@
 //! The worked problems of `docs/worked`: every command is run and must print what the page shows.
 
-use std::path::{Path, PathBuf};
 use crate::common::binary;
+use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -9,11 +9,7 @@ fn root() -> PathBuf {
 
 /// What the command behind `$ ridge` prints.
 fn run(line: &str) -> String {
-    let output = binary()
-        .args(line.split_whitespace())
-        .current_dir(root().join("fixtures/configs"))
-        .output()
-        .unwrap();
+    let output = binary().args(line.split_whitespace()).current_dir(root().join("fixtures/configs")).output().unwrap();
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 

@@ -144,6 +144,9 @@ const MIXED_TOKENS: usize = 8192;
 const DECODE_SHARED: usize = 80 << 10;
 /// The same where three fit.
 const DECODE_SHARED_OF_CODES: usize = 60 << 10;
+/// Shared memory of a multiprocessor, and what a block takes beside what it asks for, in bytes.
+const SHARED_BYTES: usize = 228 << 10;
+const BLOCK_OVERHEAD: usize = 3 << 10;
 /// Stages of a warp's ring in the decode kernel.
 const DECODE_STAGES: usize = 2;
 
@@ -246,7 +249,10 @@ impl AttentionCall<'_> {
 
     /// Does the prompt kernel take this cache?
     fn fits_prompt(&self) -> bool {
-        self.cache == self.dtype && matches!(self.dim, 64 | 128) && self.block.is_multiple_of(8) && PROMPT_COLUMNS.is_multiple_of(self.block)
+        self.cache == self.dtype
+            && matches!(self.dim, 64 | 128)
+            && self.block.is_multiple_of(8)
+            && PROMPT_COLUMNS.is_multiple_of(self.block)
     }
 
     /// On Hopper's tensor cores, a tile of tokens at a time; with `mixed`, tokens of sequences that have fewer than [`MANY`]
@@ -328,12 +334,22 @@ impl AttentionCall<'_> {
         let heads = share.min(16);
         // Wide heads take more registers and shared memory for each warp.
         let warps = if self.dim > 128 { 2 } else { 4 };
-        // As many bytes on their way.
-        let stages = if self.coded { 2 * DECODE_STAGES } else { DECODE_STAGES };
+        // Codes are half as many bytes.
+        let stages = if self.coded { DECODE_STAGES + 1 } else { DECODE_STAGES };
+        // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks; codes have scales behind them.
+        let chunks = self.dim * self.cache.size_bytes() / 16;
+        let row = if self.coded || chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
+        let stage = 2 * 16 * row + if self.coded { 128 } else { 0 };
+        let ring = warps * stages * stage;
+        let most = if self.coded { DECODE_BLOCKS_OF_CODES } else { DECODE_BLOCKS };
+        let results = (warps * heads * self.dim * 4).max(heads * most * 4);
+        let least = if self.coded { DECODE_SHARED_OF_CODES } else { DECODE_SHARED };
+        let shared = (ring.max(results) + (self.tokens + 1) * 4).max(least);
         // Few units are cut into fewer pieces.
         let units = self.tokens * self.keys * share.div_ceil(heads);
-        let most = if self.coded { DECODE_BLOCKS_OF_CODES } else { DECODE_BLOCKS };
-        let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { most };
+        // Three fit where tokens are not too many.
+        let full = if 3 * (shared + BLOCK_OVERHEAD) <= SHARED_BYTES { most } else { DECODE_BLOCKS };
+        let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { full };
         let mut defines = self.defines();
         defines.extend(rope::rotation(rope));
         let normed = rope.is_some() && self.normed;
@@ -356,14 +372,7 @@ impl AttentionCall<'_> {
         args.push(n);
         let source = source("attention_decode", &defines, &DECODE);
         let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
-        // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks; codes have scales behind them.
-        let chunks = self.dim * self.cache.size_bytes() / 16;
-        let row = if self.coded || chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
-        let stage = 2 * 16 * row + if self.coded { 128 } else { 0 };
-        let ring = warps * stages * stage;
-        let results = (warps * heads * self.dim * 4).max(heads * most * 4);
-        let least = if self.coded { DECODE_SHARED_OF_CODES } else { DECODE_SHARED };
-        set_shared(&mut kernel, (ring.max(results) + (self.tokens + 1) * 4).max(least));
+        set_shared(&mut kernel, shared);
         // `Share` of the text: two pieces of every head's maximum, sum and values.
         kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)

@@ -26,7 +26,12 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         ),
         CudaKernelEntry::new("key_write", "kv_write(kv, k, slots)", one_sided, write),
         CudaKernelEntry::new("rope_key_write", "kv_write(kv, rope(k, positions), slots)", one_sided, write),
-        CudaKernelEntry::new("kv_write_codes", "kv_write(kv, k, v, slots, scales)", |body| two_sided(body) && some(body), write),
+        CudaKernelEntry::new(
+            "kv_write_codes",
+            "kv_write(kv, k, v, slots, scales)",
+            |body| two_sided(body) && some(body),
+            write,
+        ),
         CudaKernelEntry::new(
             "rope_kv_write_codes",
             "kv_write(kv, rope(k, positions), v, slots, scales)",
@@ -39,8 +44,18 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             |body| two_sided(body) && some(body),
             write,
         ),
-        CudaKernelEntry::new("key_write_codes", "kv_write(kv, k, slots, scales)", |body| one_sided(body) && some(body), write),
-        CudaKernelEntry::new("rope_key_write_codes", "kv_write(kv, rope(k, positions), slots, scales)", |body| one_sided(body) && some(body), write),
+        CudaKernelEntry::new(
+            "key_write_codes",
+            "kv_write(kv, k, slots, scales)",
+            |body| one_sided(body) && some(body),
+            write,
+        ),
+        CudaKernelEntry::new(
+            "rope_key_write_codes",
+            "kv_write(kv, rope(k, positions), slots, scales)",
+            |body| one_sided(body) && some(body),
+            write,
+        ),
     ]
 }
 

@@ -320,7 +320,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         ((&[(130, 1)], 0, 8, 1, 8, 2, 192, dtype, None, None), PLAIN, 1),
     ];
     // Caches of codes, with scales: single tokens and prompts, of random numbers of their own too.
-    let of_codes: [(Case<'_>, [bool; 3], usize); 7] = [
+    let of_codes: [(Case<'_>, [bool; 3], usize); 10] = [
         ((&[(33, 1), (63, 1), (300, 1)], 1, 16, 0, 8, 2, 128, DType::I8, None, None), PLAIN, 2),
         ((&[(33, 1), (63, 1), (300, 1)], 1, 16, 0, 8, 2, 128, DType::F8E4M3, None, None), PLAIN, 2),
         ((&[(530, 1), (0, 1)], 0, 16, 0, 20, 1, 64, DType::F8E4M3, Some(100), Some(4.0)), SINKS, 2),
@@ -328,6 +328,9 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         ((&[(40, 90), (0, 33)], 3, 16, 0, 4, 2, 64, DType::F8E4M3, Some(40), None), SINKS, 2),
         ((&[(70, 1), (130, 1)], 0, 8, 1, 8, 2, 192, DType::I8, None, None), PLAIN, 2),
         ((&[(33, 2), (20, 17)], 0, 16, 0, 8, 1, 36, DType::F8E4M3, None, None), PLAIN, 1),
+        ((&[(200, 1), (31, 1), (40, 90)], 0, 16, 0, 4, 2, 128, DType::I8, None, None), PLAIN, 2),
+        ((&[(200, 1), (31, 1), (40, 90)], 2, 16, 0, 8, 1, 64, DType::F8E4M3, None, None), PLAIN, 2),
+        ((&[(70, 1), (130, 1)], 0, 16, 1, 8, 2, 256, DType::F8E4M3, None, None), PLAIN, 2),
     ];
     let mut samples = Vec::new();
     let all = cases.into_iter().map(|case| (case, PLAIN)).chain(more).map(|(case, kinds)| (case, kinds, 2));
@@ -348,7 +351,10 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let cache = [step.blocks, sides, kv_heads, block_size, dim];
         let mut sample = Sample::new(PagedAttention { window, chunked, softcap, slopes, sinks, ..op })
             .input(rng.normal(dtype, &[tokens, heads, dim]))
-            .state(super::paging::cache(rng, stored, &cache))
+            .state(match nth >= unscaled {
+                true => super::paging::codes(rng, stored, &cache),
+                false => super::paging::cache(rng, stored, &cache),
+            })
             .input(step.block_table)
             .input(step.seq_ids)
             .input(step.positions);

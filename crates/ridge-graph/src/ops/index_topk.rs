@@ -24,7 +24,7 @@ use crate::work::{AttentionWork, Work};
 ///
 /// `q`: `[tokens, heads, dim]` and `w`: `[tokens, heads]` of any float dtypes; `keys`: a state as that of
 /// [`KvWrite`](super::KvWrite) with one side and one head, `[blocks, 1, 1, block_size, dim]`, which is read and not replaced;
-/// `block_table`, `seq_ids` and `positions` as in [`PagedAttention`](super::PagedAttention). Keys of i8 have their scales
+/// `block_table`, `seq_ids` and `positions` as in [`PagedAttention`](super::PagedAttention). Keys of codes have their scales
 /// behind them. Gives i32 `[tokens, top_k]`; padding has no positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexTopK {
@@ -150,7 +150,7 @@ impl Composite for IndexTopK {
 
 impl Builder {
     /// The best positions of each token, i32 `[tokens, top_k]`; see [`IndexTopK`]. `keys` is the cache, with its scales where
-    /// it is of i8; `at` is block table, sequences and positions.
+    /// it is of codes; `at` is block table, sequences and positions.
     ///
     /// # Errors
     /// When `keys` is not a paged cache of one head and one side, or the others do not fit it.

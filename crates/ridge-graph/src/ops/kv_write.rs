@@ -236,7 +236,8 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let before = cases.len();
     let mut of_scaled = Rng::new(29);
     let mut samples = Vec::new();
-    for (nth, ((blocks, heads, block_size, dim, tokens, stored), sides)) in cases.into_iter().chain(scaled).enumerate() {
+    for (nth, ((blocks, heads, block_size, dim, tokens, stored), sides)) in cases.into_iter().chain(scaled).enumerate()
+    {
         let rng = if nth < before { &mut *rng } else { &mut of_scaled };
         // Distinct slots, shuffled, some of them dropped: below, and just beyond the last.
         let mut slots = super::paging::shuffled(rng, blocks * block_size);

@@ -33,7 +33,7 @@ pub(super) struct SequenceRows {
 
 impl SequenceRows {
     /// Gathers the blocks of the sequences `ids`, i32 `[tokens]`, by their rows of `table`, i32 `[sequences, blocks]`, from
-    /// the cache `kv`, `[blocks, sides, kv_heads, block_size, dim]`; `scales` has those of a cache of i8. A block that is not
+    /// the cache `kv`, `[blocks, sides, kv_heads, block_size, dim]`; `scales` has those of a cache of codes. A block that is not
     /// there is of zeros.
     pub(super) fn read(g: &mut Builder, kv: Var, scales: &[Var], table: Var, ids: Var) -> Result<Self> {
         let kt = g.ty(kv)?.clone();

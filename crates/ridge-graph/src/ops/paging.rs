@@ -18,6 +18,16 @@ pub(super) fn cache(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Tensor {
     if dtype == DType::I8 { rng.integers(dtype, shape, -127, 128) } else { rng.normal(dtype, shape) }
 }
 
+/// A cache of codes of `dtype`, i8 or f8e4m3, that has scales.
+pub(super) fn codes(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Tensor {
+    if dtype == DType::I8 {
+        return cache(rng, dtype, shape);
+    }
+    let drawn = rng.normal(DType::F32, shape);
+    let codes = drawn.floats().iter().map(|x| (100.0 * x).clamp(-448.0, 448.0)).collect();
+    Tensor::float(dtype, shape, codes).rounded()
+}
+
 /// Scales of a cache of codes, which are a hundred times as large as what they stand for.
 pub(super) fn scales(rng: &mut Rng, shape: &[usize]) -> Tensor {
     let scales = rng.normal(DType::F32, shape);

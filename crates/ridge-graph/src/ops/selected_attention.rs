@@ -22,7 +22,7 @@ use crate::work::{AttentionWork, Work};
 ///
 /// `q`, `kv`, `block_table` and `seq_ids` as in [`PagedAttention`](super::PagedAttention); `selected`: i32
 /// `[tokens, top_k]`, different positions in any order, as [`IndexTopK`](super::IndexTopK) gives them; negative for none.
-/// Positions beyond the table are not seen. A cache of i8 has its scales behind them. Gives the type of `q`; the output of
+/// Positions beyond the table are not seen. A cache of codes has its scales behind them. Gives the type of `q`; the output of
 /// padding, and of a token without positions, is zero.
 #[derive(Clone, Debug)]
 pub struct SelectedAttention {
@@ -143,7 +143,7 @@ impl Composite for SelectedAttention {
 
 impl Builder {
     /// Attention to selected positions; see [`SelectedAttention`]. `cache` is keys and values, with their scales where it is
-    /// of i8; `at` is block table, sequences and the positions selected.
+    /// of codes; `at` is block table, sequences and the positions selected.
     ///
     /// # Errors
     /// When `cache` is not a paged cache, or the others do not fit it.

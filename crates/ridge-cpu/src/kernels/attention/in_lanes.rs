@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-
 use super::kernel::{AttentionKernel, SPAN, TokenRows, with_stored};
 use super::narrow;
 use super::online::{RowSums, absorb};
