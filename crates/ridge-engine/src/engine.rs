@@ -163,9 +163,10 @@ impl Engine {
     pub fn make_ready(&mut self, candidates: bool) -> Result<()> {
         let (rows, tokens) = (self.options.sequences, self.options.chunk.max(self.options.sequences));
         let common = Extents { rows, table: self.table, blocks: self.blocks.count(), ..Extents::default() };
+        let most = if self.predicts() { self.programs.drafts() } else { MAX_CANDIDATES };
         let options = LatticeOptions {
             tokens,
-            lines: if candidates { tokens.min(rows * (1 + MAX_CANDIDATES)) } else { rows },
+            lines: if candidates { tokens.min(rows * (1 + most)) } else { rows },
             divide: self.programs.divide(),
             drafts: self.predicts(),
             candidates,

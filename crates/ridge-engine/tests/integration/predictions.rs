@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ridge_engine::service::{Policy, Request, RequestId, Service, ServiceOptions, Stats};
-use ridge_engine::{Engine, EngineOptions, Generated, Next, Prefix, Row, Sampling, SequenceId, Start};
+use ridge_engine::{Engine, EngineOptions, Generated, Next, Prefix, Row, SAMPLED, Sampling, SequenceId, Start};
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::late::Late;
@@ -211,6 +211,58 @@ fn drafts_do_not_depend_on_how_their_tokens_were_computed() {
         let id = start(&mut engine, &[]);
         assert_eq!(drafts_behind(&mut engine, id, &text, 64), (next, drafts), "{family} behind candidates");
         assert!(accepted > 5, "{family}: {accepted} accepted");
+    }
+}
+
+/// Columns of a row keep blocks of the sequence that had it before, which another one may have now.
+#[test]
+fn drafts_without_a_block_of_their_own_touch_no_other_sequence() {
+    let (short, long, before) = (prompt(2, 16), prompt(5, 38), prompt(7, 40));
+    for family in FAMILIES {
+        let told = [false, true].map(|drafts| {
+            let (session, model) = loaded(family, 2 * DRAFTS, false, cpu());
+            let options = EngineOptions { context: 96, sequences: 2, chunk: 64, blocks: Some(15) };
+            let mut engine = Engine::new(session, &model, options).unwrap_or_else(|e| panic!("{family}: {e}"));
+            let first = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+            drafts_behind(&mut engine, first, &before, 64);
+            engine.end(first);
+            // In the row of the first.
+            let one = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+            assert!(engine.grow(one, short.len()));
+            let other = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+            assert!(engine.grow(other, 44) && !engine.grow(other, 45), "all blocks are in use");
+            let (seen, last) = long.split_at(long.len() - 1);
+            engine.step(&[(other, seen)], false, &mut Vec::new()).expect("runs");
+            if drafts {
+                let (_, found) = drafts_behind(&mut engine, one, &short, 64);
+                assert_eq!(found.len(), 2 * DRAFTS);
+            }
+            engine.submit(&[Row { sample: true, ..Row::of(other, last) }]).expect("runs");
+            engine.complete(&mut Vec::new()).expect("runs");
+            engine.drafts(other).to_vec()
+        });
+        assert_eq!(told[0], told[1], "{family}");
+    }
+}
+
+#[test]
+fn drafts_of_two_steps_in_flight_are_those_of_the_last() {
+    for family in FAMILIES {
+        let mut engine = engine(family, DRAFTS);
+        let mut tokens = prompt(3, 30);
+        let id = start(&mut engine, &[]);
+        let (next, _) = drafts_behind(&mut engine, id, &tokens, 64);
+        tokens.push(next);
+        let expected = drafts_behind(&mut engine, id, &tokens, 64);
+        engine.end(id);
+        let id = start(&mut engine, &[]);
+        engine.submit(&[Row { sample: true, ..Row::of(id, &tokens[..30]) }]).expect("runs");
+        engine.submit(&[Row { sample: true, ..Row::of(id, &[SAMPLED]) }]).expect("runs");
+        let mut outcomes = Vec::new();
+        engine.complete(&mut outcomes).expect("runs");
+        engine.complete(&mut outcomes).expect("runs");
+        let Next::Token(token) = outcomes[0].next else { panic!("is sampled") };
+        assert_eq!((token, engine.drafts(id).to_vec()), expected, "{family}");
     }
 }
 
