@@ -214,34 +214,40 @@ fn drafts_do_not_depend_on_how_their_tokens_were_computed() {
     }
 }
 
+/// The drafts behind a text, beside a sequence that has `drafts` behind a full block and no further one, in a row whose columns there
+/// have blocks of the text.
+fn drafts_in_a_full_pool(family: &str, text: &[u32], drafts: bool) -> Vec<u32> {
+    let (session, model) = loaded(family, 2 * DRAFTS, false, cpu());
+    let options = EngineOptions { context: 96, sequences: 2, chunk: 64, blocks: Some(10) };
+    let mut engine = Engine::new(session, &model, options).unwrap_or_else(|e| panic!("{family}: {e}"));
+    let before = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+    assert!(engine.grow(before, 40));
+    drafts_behind(&mut engine, before, &prompt(7, 35), 64);
+    engine.end(before);
+    let one = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+    assert!(engine.grow(one, 16));
+    let other = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+    assert!(engine.grow(other, 24) && !engine.grow(other, 25), "all blocks are in use");
+    let (seen, last) = text.split_at(text.len() - 1);
+    engine.step(&[(other, seen)], false, &mut Vec::new()).unwrap_or_else(|e| panic!("{e}"));
+    if drafts {
+        let (_, found) = drafts_behind(&mut engine, one, &prompt(2, 16), 64);
+        assert_eq!(found.len(), 2 * DRAFTS);
+    }
+    engine.submit(&[Row { sample: true, ..Row::of(other, last) }]).unwrap_or_else(|e| panic!("{e}"));
+    engine.complete(&mut Vec::new()).unwrap_or_else(|e| panic!("{e}"));
+    engine.drafts(other).to_vec()
+}
+
 /// Columns of a row keep blocks of the sequence that had it before, which another one may have now.
 #[test]
 fn drafts_without_a_block_of_their_own_touch_no_other_sequence() {
-    let (short, long, before) = (prompt(2, 16), prompt(5, 38), prompt(7, 40));
     for family in FAMILIES {
-        let told = [false, true].map(|drafts| {
-            let (session, model) = loaded(family, 2 * DRAFTS, false, cpu());
-            let options = EngineOptions { context: 96, sequences: 2, chunk: 64, blocks: Some(15) };
-            let mut engine = Engine::new(session, &model, options).unwrap_or_else(|e| panic!("{family}: {e}"));
-            let first = engine.start(Sampling::GREEDY, 9).expect("a row is free");
-            drafts_behind(&mut engine, first, &before, 64);
-            engine.end(first);
-            // In the row of the first.
-            let one = engine.start(Sampling::GREEDY, 9).expect("a row is free");
-            assert!(engine.grow(one, short.len()));
-            let other = engine.start(Sampling::GREEDY, 9).expect("a row is free");
-            assert!(engine.grow(other, 44) && !engine.grow(other, 45), "all blocks are in use");
-            let (seen, last) = long.split_at(long.len() - 1);
-            engine.step(&[(other, seen)], false, &mut Vec::new()).expect("runs");
-            if drafts {
-                let (_, found) = drafts_behind(&mut engine, one, &short, 64);
-                assert_eq!(found.len(), 2 * DRAFTS);
-            }
-            engine.submit(&[Row { sample: true, ..Row::of(other, last) }]).expect("runs");
-            engine.complete(&mut Vec::new()).expect("runs");
-            engine.drafts(other).to_vec()
-        });
-        assert_eq!(told[0], told[1], "{family}");
+        for seed in 0..6 {
+            let text = prompt(seed, 18);
+            let [expected, found] = [false, true].map(|drafts| drafts_in_a_full_pool(family, &text, drafts));
+            assert_eq!(found, expected, "{family}, text {seed}");
+        }
     }
 }
 
