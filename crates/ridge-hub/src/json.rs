@@ -126,7 +126,9 @@ impl JsonClient {
         let (status, wait) = (response.status(), retry_after(&response));
         let moved = response.headers().get("location").and_then(|to| to.to_str().ok()).map(str::to_owned);
         let text = response.body_mut().with_config().limit(MAX_BYTES).read_to_string().map_err(failed)?;
-        let body = serde_json::from_str(&text).ok();
+        let body: Option<Value> = serde_json::from_str(&text).ok();
+        // Before it is shortened, which could leave a part of a secret.
+        let body = if status.is_success() { body } else { body.map(|body| self.hidden_in(body)) };
         let problem = match (status, &body) {
             (status, Some(_)) if status.is_success() => return Ok(body.unwrap_or_default()),
             (status, None) if status.is_success() && text.trim().is_empty() => return Ok(Value::Null),
@@ -138,8 +140,7 @@ impl JsonClient {
         };
         let passing = is_passing(status);
         let problem = self.hidden(&problem);
-        let body = self.hidden_in(body.unwrap_or_default());
-        Err(JsonError { problem, passing, wait, status: Some(status.as_u16()), body })
+        Err(JsonError { problem, passing, wait, status: Some(status.as_u16()), body: body.unwrap_or_default() })
     }
 
     /// The text without the secrets, which a server or a proxy may repeat.
@@ -225,6 +226,9 @@ mod tests {
         let error = refused(&client("pass\"word"), body.to_owned());
         assert_eq!(error.problem, "the server responded with 401 Unauthorized: not ***");
         assert_eq!(error.body, serde_json::json!({ "message": "not ***", "seen": ["***", { "***": 1 }] }));
+        // A text is not cut within a secret.
+        let long = serde_json::json!({ "message": format!("{}password", "-".repeat(MAX_SAID - 4)) }).to_string();
+        assert!(refused(&client("password"), long).problem.ends_with("-***"));
         // A letter is no secret, the header's echo is.
         let body = serde_json::json!({ "message": "a header Basic bWU6YQ==" }).to_string();
         assert_eq!(refused(&client("a"), body).body, serde_json::json!({ "message": "a header Basic ***" }));
