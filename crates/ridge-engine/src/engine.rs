@@ -156,7 +156,8 @@ impl Engine {
     /// Makes all buckets ready that serve steps from now on, which are few: nothing is compiled, bound or timed later, as
     /// [`made`](Self::made) tells, save for requests with unusually many log-probabilities or DRY
     /// breakers. Steps are padded to these
-    /// buckets, up to half as large again as they are. Rows may have candidates if `candidates` says so.
+    /// buckets, up to half as large again as they are. Rows may have candidates if `candidates` says so: as many as the model's
+    /// module drafts, or up to [`MAX_CANDIDATES`] where it has none.
     ///
     /// # Errors
     /// When the device cannot run one of them, or memory runs out.

@@ -181,7 +181,7 @@ mod tests {
     use ridge_engine::{Engine, Row, Sampling, SequenceId};
     use ridge_graph::passes::Kernel;
     use ridge_graph::{Graph, Type};
-    use ridge_models::{BuildOptions, ModelFiles, WeightSource};
+    use ridge_models::{BuildOptions, ModelConfig, ModelFiles, WeightSource};
     use ridge_runtime::{Buffer, MemoryBytes, MemoryOwner, MemoryUse, Program, Run, RuntimeError, Session, WeightData};
 
     use super::*;
@@ -390,11 +390,15 @@ mod tests {
         const SEQUENCES: usize = 4;
         // No more tokens than one verifying step has, so that no prompt takes more.
         const CHUNK: usize = SEQUENCES * (1 + DRAFTS);
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction/glm4_moe");
-        let files = ModelFiles::open(Some(&folder)).unwrap();
-        let config = files.config().unwrap();
+        // With a large vocabulary, so that logits take most.
+        let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction/glm4_moe");
+        let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+        let text = text.replace("\"vocab_size\": 48", "\"vocab_size\": 20000");
+        let config = ModelConfig::from_json("config.json", &text).unwrap();
         let built = BuildOptions { context: Some(64), drafts: DRAFTS, ..BuildOptions::default() };
-        let model = config.build(&built).unwrap();
+        let mut model = config.build(&built).unwrap();
+        let source = WeightSource::Random(ridge_graph::DType::F32);
+        model.store(&source, None).unwrap();
         let device = OpenDevice::open(&Placement { threads: Some(2), ..Placement::default() }).unwrap();
         let bound = Arc::new(AtomicUsize::new(0));
         let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
@@ -402,8 +406,7 @@ mod tests {
         let extents = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: 64 };
         let memory = engine_memory(&model, &backend, EnginePrograms::Plain, extents).unwrap();
         let mut session = Session::new(Arc::new(backend));
-        let checkpoint = config.arrange_for(files.checkpoint().unwrap(), &built).unwrap();
-        WeightSource::Checkpoint(Arc::new(checkpoint)).load(&mut session, &model.graph, |_| ()).unwrap();
+        source.load(&mut session, &model.graph, |_| ()).unwrap();
         let options = EngineOptions { context: 64, sequences: SEQUENCES, chunk: CHUNK, blocks: None };
         let mut engine = Engine::new(session, &model, options).unwrap();
         let ids: Vec<SequenceId> = (0..SEQUENCES).map(|_| engine.start(Sampling::GREEDY, 4).unwrap()).collect();
