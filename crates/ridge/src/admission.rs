@@ -9,6 +9,7 @@ use ridge_models::{DRAFTS, Model, RowTables, row_changes, symbols, with_scores};
 use ridge_runtime::Backend;
 
 use crate::error::{Error, Result, Smaller};
+pub use steps::StepExtents;
 use steps::{StepBytes, StepProgram, bucket_extents};
 
 /// How large a cache is.
@@ -61,17 +62,6 @@ impl EnginePrograms {
             Self::All => &ALL,
         }
     }
-}
-
-/// Extents of the largest step that an engine runs.
-#[derive(Clone, Copy, Debug)]
-pub struct StepExtents {
-    /// Tokens of all sequences together.
-    pub tokens: usize,
-    /// Sequences of which it has tokens.
-    pub sequences: usize,
-    /// Maximum number of tokens of a sequence, prompt and answer together.
-    pub context: usize,
 }
 
 /// Bytes on the device that the steps of an engine need beside weights and cache: the workspace, which is as large as the

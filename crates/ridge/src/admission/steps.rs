@@ -7,8 +7,18 @@ use ridge_hw::units::Bytes;
 use ridge_models::{Model, symbols, with_blocks};
 use ridge_runtime::{Backend, MemoryBytes, Program};
 
-use super::StepExtents;
 use crate::error::Result;
+
+/// Extents of the largest step that an engine runs.
+#[derive(Clone, Copy, Debug)]
+pub struct StepExtents {
+    /// Tokens of all sequences together.
+    pub tokens: usize,
+    /// Sequences of which it has tokens.
+    pub sequences: usize,
+    /// Maximum number of tokens of a sequence, prompt and answer together.
+    pub context: usize,
+}
 
 /// Entries of a row's lists of DRY's breakers and of most likely tokens that workspace is counted for. Rows with more are
 /// rare, and a word of each entry adds little to a step.
