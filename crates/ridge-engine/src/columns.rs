@@ -1,5 +1,7 @@
 //! The columns of the row tables on the device: the data of a sequence that each contains.
 
+use std::ops::Range;
+
 use ridge_models::{RowTables, block_table_name};
 
 use crate::blocks::BlockId;
@@ -89,10 +91,16 @@ impl Columns {
         }
     }
 
-    /// Sets the blocks of the sequence of `row` from number `from` on.
+    /// Sets the blocks of the sequence of `row` from number `from` on. Columns behind them keep what they had, which may be blocks
+    /// that are another's by now: a step that goes beyond the blocks of its row must have them [cleared](Self::clear_blocks).
     pub(crate) fn set_blocks(&self, rows: &mut Rows, row: usize, from: usize, blocks: &[BlockId]) {
         for (nth, block) in blocks.iter().enumerate() {
             rows.set_nth(row, self.blocks, from + nth, i64::from(block.0));
         }
+    }
+
+    /// Takes the blocks with these numbers from the sequence of `row`: what is written there is lost.
+    pub(crate) fn clear_blocks(&self, rows: &mut Rows, row: usize, numbers: Range<usize>) {
+        numbers.for_each(|nth| rows.set_nth(row, self.blocks, nth, -1));
     }
 }

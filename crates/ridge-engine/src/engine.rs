@@ -156,16 +156,18 @@ impl Engine {
     /// Makes all buckets ready that serve steps from now on, which are few: nothing is compiled, bound or timed later, as
     /// [`made`](Self::made) tells, save for requests with unusually many log-probabilities or DRY
     /// breakers. Steps are padded to these
-    /// buckets, up to half as large again as they are. Rows may have candidates if `candidates` says so.
+    /// buckets, up to half as large again as they are. Rows may have candidates if `candidates` says so: as many as the model's
+    /// module drafts, or up to [`MAX_CANDIDATES`] where it has none.
     ///
     /// # Errors
     /// When the device cannot run one of them, or memory runs out.
     pub fn make_ready(&mut self, candidates: bool) -> Result<()> {
         let (rows, tokens) = (self.options.sequences, self.options.chunk.max(self.options.sequences));
         let common = Extents { rows, table: self.table, blocks: self.blocks.count(), ..Extents::default() };
+        let most = if self.predicts() { self.programs.drafts() } else { MAX_CANDIDATES };
         let options = LatticeOptions {
             tokens,
-            lines: if candidates { tokens.min(rows * (1 + MAX_CANDIDATES)) } else { rows },
+            lines: if candidates { tokens.min(rows * (1 + most)) } else { rows },
             divide: self.programs.divide(),
             drafts: self.predicts(),
             candidates,

@@ -42,7 +42,8 @@ pub use engine::{
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request, Speculation};
 pub use programs::{
-    MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, drafting, row_widths, served,
+    MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, drafting, drafts_of, row_widths,
+    served, verifying,
 };
 pub use rows::CHANGES;
 pub use sampling::{Logprobs, MAX_BIASES, MAX_BREAKERS, MAX_LOGPROBS, Sampling};

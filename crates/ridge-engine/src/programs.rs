@@ -193,6 +193,14 @@ pub fn served(graph: &Graph, outputs: &[&str], blocks: usize) -> Result<Graph> {
     served_with(graph, outputs, blocks, 0)
 }
 
+/// The same, as steps have it in which rows have candidates.
+///
+/// # Errors
+/// When the graph is none of a decoder.
+pub fn verifying(graph: &Graph, outputs: &[&str], blocks: usize) -> Result<Graph> {
+    served_with(graph, outputs, blocks, MAX_CANDIDATES)
+}
+
 /// The same, with at most so many candidates of a row.
 fn served_with(graph: &Graph, outputs: &[&str], blocks: usize, candidates: usize) -> Result<Graph> {
     let output = outputs.iter().copied().find(|name| ["next", "next_adjusted"].contains(name));
@@ -231,6 +239,11 @@ pub fn declare(session: &Session, model: &Model, context: usize) -> Result<()> {
         .chain(drafts.iter().map(|graph| (graph, &[DRAFTS][..])))
         .collect();
     Ok(session.declare(&programs)?)
+}
+
+/// How many tokens `model` drafts behind each row that samples.
+pub fn drafts_of(model: &Model) -> usize {
+    model.drafts.as_ref().map_or(0, count_of_drafts)
 }
 
 /// How many tokens a drafting graph gives for each row.

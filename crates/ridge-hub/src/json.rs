@@ -5,7 +5,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
-use ureq::http::Response;
+use ureq::http::{Response, Uri};
 use ureq::{Agent, Body};
 
 use crate::client::{configuration, is_passing, retry_after};
@@ -16,6 +16,9 @@ use crate::settings::authorities;
 const MAX_BYTES: u64 = 4 << 20;
 /// So much of what a server says goes into a message.
 const MAX_SAID: usize = 300;
+
+/// Shorter secrets are not looked for in what a server says: they are in every other word.
+const MIN_SECRET: usize = 4;
 
 /// On whose behalf a server is asked. It has no `Debug`: what it holds is shown nowhere.
 pub enum Credentials {
@@ -42,7 +45,7 @@ pub struct JsonClient {
     secrets: Vec<String>,
 }
 
-/// Why a request failed. No part of it has the client's password or token.
+/// Why a request failed. No part of it has the client's password or token, but for one of fewer than four characters.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
 pub struct JsonError {
@@ -77,7 +80,7 @@ impl JsonClient {
             }
             Credentials::Bearer(token) => (Some(format!("Bearer {token}")), vec![token]),
         };
-        secrets.retain(|secret| !secret.is_empty());
+        secrets.retain(|secret| secret.len() >= MIN_SECRET);
         Ok(Self { agent: config.new_agent(), authorization, secrets })
     }
 
@@ -123,7 +126,9 @@ impl JsonClient {
         let (status, wait) = (response.status(), retry_after(&response));
         let moved = response.headers().get("location").and_then(|to| to.to_str().ok()).map(str::to_owned);
         let text = response.body_mut().with_config().limit(MAX_BYTES).read_to_string().map_err(failed)?;
-        let body = serde_json::from_str(&text).ok();
+        let body: Option<Value> = serde_json::from_str(&text).ok();
+        // Before it is shortened, which could leave a part of a secret.
+        let body = if status.is_success() { body } else { body.map(|body| self.hidden_in(body)) };
         let problem = match (status, &body) {
             (status, Some(_)) if status.is_success() => return Ok(body.unwrap_or_default()),
             (status, None) if status.is_success() && text.trim().is_empty() => return Ok(Value::Null),
@@ -142,6 +147,18 @@ impl JsonClient {
     fn hidden(&self, text: &str) -> String {
         self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
     }
+
+    /// The value without the secrets in its texts.
+    fn hidden_in(&self, value: Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.hidden(&text)),
+            Value::Array(values) => values.into_iter().map(|value| self.hidden_in(value)).collect(),
+            Value::Object(pairs) => {
+                pairs.into_iter().map(|(key, value)| (self.hidden(&key), self.hidden_in(value))).collect()
+            }
+            other => other,
+        }
+    }
 }
 
 /// What a server says about a refusal, ahead of which stands a colon.
@@ -150,6 +167,14 @@ fn said(body: Option<&Value>) -> String {
     let Some(text) = text else { return String::new() };
     let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MAX_SAID).collect();
     format!(": {line}")
+}
+
+/// The host of an `http://` or `https://` URL in lower case, of an IPv6 address without brackets, or `None` of other texts.
+pub fn host_of(url: &str) -> Option<String> {
+    let uri: Uri = url.parse().ok()?;
+    matches!(uri.scheme_str(), Some("http" | "https")).then_some(())?;
+    let host = uri.host()?.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    (!host.is_empty()).then_some(host)
 }
 
 /// `text` as one segment of a URL's path (RFC 3986, section 2.3).
@@ -167,8 +192,45 @@ mod tests {
     use super::*;
 
     #[test]
+    fn hosts_are_those_of_urls() {
+        for (url, host) in [
+            ("https://api.wandb.ai", Some("api.wandb.ai")),
+            ("http://user:p@Own:8080/a@b/c", Some("own")),
+            ("HTTP://[::1]:8080", Some("::1")),
+            ("own:8080", None),
+            ("ftp://own", None),
+            ("https://", None),
+            ("https:///x", None),
+        ] {
+            assert_eq!(host_of(url).as_deref(), host, "{url}");
+        }
+    }
+
+    #[test]
     fn segments_of_a_path_keep_unreserved_characters_alone() {
         assert_eq!(path_segment("a-b_c.d~e"), "a-b_c.d~e");
         assert_eq!(path_segment("my team/ä"), "my%20team%2F%C3%A4");
+    }
+
+    #[test]
+    fn no_part_of_an_error_has_a_secret() {
+        let client = |password: &str| {
+            let credentials = Credentials::Basic { user: "me".to_owned(), password: password.to_owned() };
+            JsonClient::new(credentials, Duration::from_secs(5)).expect("is made")
+        };
+        let refused = |client: &JsonClient, body: String| {
+            let response = Response::builder().status(401).body(Body::builder().data(body)).expect("is made");
+            client.answer(Ok(response)).expect_err("is refused")
+        };
+        let body = r#"{ "message": "not pass\"word", "seen": ["pass\"word", { "pass\"word": 1 }] }"#;
+        let error = refused(&client("pass\"word"), body.to_owned());
+        assert_eq!(error.problem, "the server responded with 401 Unauthorized: not ***");
+        assert_eq!(error.body, serde_json::json!({ "message": "not ***", "seen": ["***", { "***": 1 }] }));
+        // A text is not cut within a secret.
+        let long = serde_json::json!({ "message": format!("{}password", "-".repeat(MAX_SAID - 4)) }).to_string();
+        assert!(refused(&client("password"), long).problem.ends_with("-***"));
+        // A letter is no secret, the header's echo is.
+        let body = serde_json::json!({ "message": "a header Basic bWU6YQ==" }).to_string();
+        assert_eq!(refused(&client("a"), body).body, serde_json::json!({ "message": "a header Basic ***" }));
     }
 }

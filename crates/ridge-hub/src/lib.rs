@@ -26,7 +26,7 @@ mod selection;
 mod settings;
 
 pub use error::{HubError, Result};
-pub use json::{Credentials, JsonClient, JsonError, path_segment};
+pub use json::{Credentials, JsonClient, JsonError, host_of, path_segment};
 pub use pull::{PullObserver, PullRequest, Pulled, pull};
 pub use ranges::{RangedFile, RangedStream};
 pub use settings::HubSettings;

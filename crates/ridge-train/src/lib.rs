@@ -6,6 +6,7 @@
 //! beginning, `recompute` what the backward pass computes again, `choices` what a step may recompute and offload, `fit` chooses so that it fits into a budget, `experts` what is asked of routing and how evenly it used them, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
 //! writes models, `log` tells what happens.
 
+mod address;
 pub mod checkpoint;
 mod choices;
 pub mod data;

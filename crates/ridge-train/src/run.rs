@@ -58,33 +58,45 @@ pub fn train(
             logs.write(&event)
         })
     };
+    let end = run(prepared, backend, (saved, notes), stop, &mut logs, &mut tell);
+    // Servers learn of runs that fail while they start, too.
+    let closed = logs.close(match &end {
+        Ok(RunEnd::Finished { .. }) => RunEnded::Finished,
+        Ok(RunEnd::Stopped { .. }) => RunEnded::Stopped,
+        Err(_) => RunEnded::Failed,
+    });
+    // The run's own error says more than one of a log.
+    let notes = logs.notes().into_iter().try_for_each(|text| tell(&mut logs, TrainEvent::Note { text }));
+    let end = end?;
+    closed.and(notes).map(|()| end)
+}
+
+/// The run between the opening and the closing of its logs, from what [`resumed`] found.
+fn run(
+    prepared: Prepared,
+    backend: Arc<dyn Backend>,
+    (saved, notes): (Option<SavedState>, Vec<String>),
+    stop: &AtomicBool,
+    logs: &mut Logs,
+    tell: Tell<'_>,
+) -> Result<RunEnd> {
     for text in notes {
-        tell(&mut logs, TrainEvent::Note { text })?;
+        tell(logs, TrainEvent::Note { text })?;
     }
     if prepared.step.settings.train.memory.is_some() {
         let (recompute, offload) = (prepared.step.recompute, prepared.step.settings.train.offload);
         let text = format!(
             "to fit into train.memory, the backward pass recomputes {recompute}, and train.offload is {offload}"
         );
-        tell(&mut logs, TrainEvent::Note { text })?;
+        tell(logs, TrainEvent::Note { text })?;
     }
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();
     let parameters = prepared.step.parameters();
     let trainer = Trainer::new(prepared, backend, saved.as_ref())?;
     let step = trainer.progress().step;
-    tell(&mut logs, TrainEvent::Started { step, parameters, tokens })?;
+    tell(logs, TrainEvent::Started { step, parameters, tokens })?;
     drop(saved);
-    let mut run = Run::new(trainer, logs);
-    let end = run.until_end(stop, &mut tell);
-    let closed = run.logs.close(match &end {
-        Ok(RunEnd::Finished { .. }) => RunEnded::Finished,
-        Ok(RunEnd::Stopped { .. }) => RunEnded::Stopped,
-        Err(_) => RunEnded::Failed,
-    });
-    // The loop's own error says more than one of a log.
-    let notes = run.logs.notes().into_iter().try_for_each(|text| tell(&mut run.logs, TrainEvent::Note { text }));
-    let end = end?;
-    closed.and(notes).map(|()| end)
+    Run::new(trainer, logs).until_end(stop, tell)
 }
 
 /// The checkpoint that `checkpoint.resume` names, and notes about damaged ones.
@@ -106,9 +118,9 @@ fn resumed(settings: &Settings) -> Result<(Option<SavedState>, Vec<String>)> {
     }
 }
 
-struct Run {
+struct Run<'a> {
     trainer: Trainer,
-    logs: Logs,
+    logs: &'a mut Logs,
     writer: CheckpointWriter,
     /// FLOPs of a step.
     flops: Option<f64>,
@@ -125,8 +137,8 @@ struct Run {
 
 type Tell<'a> = &'a mut dyn FnMut(&mut Logs, TrainEvent) -> Result<()>;
 
-impl Run {
-    fn new(trainer: Trainer, logs: Logs) -> Self {
+impl<'a> Run<'a> {
+    fn new(trainer: Trainer, logs: &'a mut Logs) -> Self {
         let prepared = trainer.prepared();
         let folder = checkpoints_of(&prepared.step.settings.checkpoint.folder);
         let writer = CheckpointWriter::new(folder, prepared.step.settings.checkpoint.clone(), None);
@@ -174,7 +186,7 @@ impl Run {
             if self.settings().optimizer.ema > 0.0 {
                 export(&self.trainer, &folder.with_file_name("model-ema"), true)?;
             }
-            tell(&mut self.logs, TrainEvent::Exported { folder: folder.display().to_string() })?;
+            tell(self.logs, TrainEvent::Exported { folder: folder.display().to_string() })?;
             exported = Some(folder);
         }
         Ok(RunEnd::Finished { validation, exported })
@@ -187,7 +199,7 @@ impl Run {
         let is_due = |every: u64| every > 0 && step.is_multiple_of(every);
         if is_due(log.every) || is_last || step == 1 {
             let report = self.report(result);
-            tell(&mut self.logs, TrainEvent::Step(report))?;
+            tell(self.logs, TrainEvent::Step(report))?;
             self.report_experts(step, tell)?;
         }
         let mut is_best = false;
@@ -196,12 +208,12 @@ impl Run {
             if let Some(loss) = self.trainer.validate()? {
                 is_best = self.trainer.note_validation(loss);
                 *last = Some(loss);
-                tell(&mut self.logs, TrainEvent::Validation { step, loss, best: is_best })?;
+                tell(self.logs, TrainEvent::Validation { step, loss, best: is_best })?;
             }
         }
         if is_due(sample.every) {
             let text = self.trainer.sample()?;
-            tell(&mut self.logs, TrainEvent::Sample { step, text })?;
+            tell(self.logs, TrainEvent::Sample { step, text })?;
         }
         if is_due(checkpoint.every) || is_last {
             self.save(is_best, tell)?;
@@ -225,15 +237,15 @@ impl Run {
         self.collapsed = layers.iter().filter(|used| used.collapsed).map(|used| used.layer.clone()).collect();
         let new: Vec<_> =
             layers.iter().filter(|used| used.collapsed && !before.contains(&used.layer)).cloned().collect();
-        tell(&mut self.logs, TrainEvent::Experts { step, layers })?;
-        new.into_iter().try_for_each(|used| tell(&mut self.logs, TrainEvent::ExpertCollapse { step, used }))
+        tell(self.logs, TrainEvent::Experts { step, layers })?;
+        new.into_iter().try_for_each(|used| tell(self.logs, TrainEvent::ExpertCollapse { step, used }))
     }
 
     fn save(&mut self, is_best: bool, tell: Tell<'_>) -> Result<()> {
         let snapshot = self.trainer.snapshot()?;
         let step = snapshot.info.step;
         self.writer.begin(snapshot, is_best)?;
-        tell(&mut self.logs, TrainEvent::Checkpoint { step })
+        tell(self.logs, TrainEvent::Checkpoint { step })
     }
 
     fn report(&mut self, result: &StepResult) -> StepReport {
@@ -269,7 +281,7 @@ impl Run {
         let progress = self.trainer.progress();
         let (step, in_a_row) = (progress.step, progress.losses.refused);
         let (guard, patience) = (self.settings().train.guard, self.settings().train.patience);
-        tell(&mut self.logs, TrainEvent::Refused { step, why: refusal.to_string() })?;
+        tell(self.logs, TrainEvent::Refused { step, why: refusal.to_string() })?;
         if matches!(refusal, Refusal::Overflow(_)) {
             return Ok(());
         }
@@ -295,7 +307,7 @@ impl Run {
                 let Some(saved) = saved else { return Ok(()) };
                 self.trainer.roll_back(&saved)?;
                 self.reported = (Instant::now(), saved.info.step);
-                tell(&mut self.logs, TrainEvent::RolledBack { step: saved.info.step })
+                tell(self.logs, TrainEvent::RolledBack { step: saved.info.step })
             }
         }
     }

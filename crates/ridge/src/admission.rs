@@ -1,14 +1,16 @@
 //! The memory that a model allocates on its device, checked before anything large is allocated.
 
-use std::sync::Arc;
+mod steps;
 
 use ridge_engine::EngineOptions;
-use ridge_graph::{Bindings, Graph};
+use ridge_graph::Bindings;
 use ridge_hw::units::Bytes;
-use ridge_models::{DRAFTS, Model, RowTables, row_changes, symbols, with_blocks, with_scores};
-use ridge_runtime::{Backend, MemoryBytes, Program};
+use ridge_models::{DRAFTS, Model, RowTables, row_changes, symbols, with_scores};
+use ridge_runtime::Backend;
 
 use crate::error::{Error, Result, Smaller};
+pub use steps::StepExtents;
+use steps::{StepBytes, StepProgram, bucket_extents};
 
 /// How large a cache is.
 #[derive(Clone, Copy, Debug)]
@@ -62,25 +64,10 @@ impl EnginePrograms {
     }
 }
 
-/// Extents of the largest step that an engine runs.
-#[derive(Clone, Copy, Debug)]
-pub struct StepExtents {
-    /// Tokens of all sequences together.
-    pub tokens: usize,
-    /// Sequences of which it has tokens.
-    pub sequences: usize,
-    /// Maximum number of tokens of a sequence, prompt and answer together.
-    pub context: usize,
-}
-
-/// Entries of a row's lists of DRY's breakers and of most likely tokens that workspace is counted for. Rows with more are
-/// rare, and a word of each entry adds little to a step.
-const LIST_ENTRIES: usize = 64;
-
 /// Bytes on the device that the steps of an engine need beside weights and cache: the workspace, which is as large as the
 /// step that needs most has it, and inputs, outputs and constants of all buckets that an engine keeps. A step of few
 /// tokens may need more than one of many, where attention over a long context is divided among blocks of threads, so all
-/// extents are compared.
+/// extents are compared. Of a model that drafts, steps count that verify as many drafts of all sequences as it makes.
 ///
 /// # Errors
 /// When the backend has no kernel for an op of the model.
@@ -101,12 +88,19 @@ fn engine_memory(
 ) -> Result<StepBytes> {
     let blocks = largest.context.div_ceil(model.block_size);
     let limit = Some(ridge_engine::MAX_STAGING_BYTES);
-    let mut total = StepBytes { buckets: ridge_engine::MAX_BUCKETS, limit, ..StepBytes::default() };
+    let mut total = StepBytes::new(ridge_engine::MAX_BUCKETS, limit);
+    let drafts = ridge_engine::drafts_of(model);
+    let lines = largest.sequences * (1 + drafts);
     for outputs in programs.outputs() {
         for graph in std::iter::once(&model.graph).chain(&model.answers) {
-            let graph = ridge_engine::served(graph, outputs, blocks)?;
-            let program = StepProgram::new(&graph, outputs, backend)?;
+            let served = ridge_engine::served(graph, outputs, blocks)?;
+            let program = StepProgram::new(&served, outputs, backend)?;
             total.add_program(&program.largest(model, largest, bucket_extents(largest.tokens))?);
+            if drafts > 0 && !outputs.is_empty() {
+                let verifying = ridge_engine::verifying(graph, outputs, blocks)?;
+                let program = StepProgram::new(&verifying, outputs, backend)?.with_lines(1 + drafts);
+                total.add_program(&program.largest(model, largest, bucket_extents(largest.tokens.max(lines)))?);
+            }
         }
     }
     if let Some(graph) = ridge_engine::drafting(model, blocks)? {
@@ -130,7 +124,7 @@ pub fn scorer_bytes(model: &Model, backend: &dyn Backend, largest: StepExtents) 
 
 fn scorer_memory(model: &Model, backend: &dyn Backend, largest: StepExtents) -> Result<StepBytes> {
     let graph = with_scores(&model.graph)?;
-    let mut total = StepBytes { buckets: ridge_engine::scoring::MAX_BUCKETS, ..StepBytes::default() };
+    let mut total = StepBytes::new(ridge_engine::scoring::MAX_BUCKETS, None);
     for outputs in [&[][..], &["scores"]] {
         let program = StepProgram::new(&graph, outputs, backend)?;
         // A scorer's steps have as many tokens as it happens to have. Extents of buckets stand for those between them.
@@ -138,87 +132,6 @@ fn scorer_memory(model: &Model, backend: &dyn Backend, largest: StepExtents) -> 
         total.add_program(&program.largest(model, largest, extents)?);
     }
     Ok(total)
-}
-
-/// The extents of the buckets for 1 to `largest` tokens: those to which an engine rounds the tokens of its steps.
-fn bucket_extents(largest: usize) -> impl Iterator<Item = usize> {
-    let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
-    std::iter::successors(Some(1), move |n| (*n < largest).then(|| rounded(n + 1)))
-}
-
-/// What steps take of the device's memory.
-#[derive(Clone, Copy, Default)]
-struct StepBytes {
-    /// One bucket of each program, the largest.
-    one_each: MemoryBytes,
-    /// Inputs, outputs and constants of the largest bucket of all.
-    largest_staging: usize,
-    /// Buckets of a program that are kept.
-    buckets: usize,
-    /// What inputs, outputs and constants of all of them may take together, before the last was added.
-    limit: Option<usize>,
-}
-
-impl StepBytes {
-    fn add_program(&mut self, largest: &MemoryBytes) {
-        self.one_each = self.one_each.and_bucket(largest);
-        self.largest_staging = self.largest_staging.max(largest.staging_on_device());
-    }
-
-    /// Bytes of the inputs, outputs and constants of all buckets that are kept: as many as there may be of each program,
-    /// within what all may have together.
-    fn kept_staging(self) -> usize {
-        let all = self.one_each.staging_on_device() * self.buckets;
-        let kept = (ridge_engine::MIN_BUCKETS - 1) * self.largest_staging;
-        self.limit.map_or(all, |limit| all.min(limit.max(kept) + self.largest_staging))
-    }
-
-    fn sum(self) -> Bytes {
-        let shared = self.one_each.on_device() - self.one_each.staging_on_device();
-        Bytes((shared + self.kept_staging()) as u64)
-    }
-}
-
-/// A program that is compiled, but not bound to weights.
-struct StepProgram {
-    program: Box<dyn Program>,
-}
-
-impl StepProgram {
-    fn new(graph: &Graph, outputs: &[&str], backend: &dyn Backend) -> Result<Self> {
-        let lowered = Arc::new(ridge_runtime::lower(graph, outputs, backend.kernels())?);
-        Ok(Self { program: backend.compile(lowered)? })
-    }
-
-    /// The most that steps of these numbers of tokens need.
-    fn largest(
-        &self,
-        model: &Model,
-        largest: StepExtents,
-        extents: impl Iterator<Item = usize>,
-    ) -> Result<MemoryBytes> {
-        extents
-            .map(|tokens| self.bytes(model, StepExtents { tokens, ..largest }))
-            .try_fold(MemoryBytes::default(), |most, bytes| Ok(most.max(&bytes?)))
-    }
-
-    fn bytes(&self, model: &Model, step: StepExtents) -> Result<MemoryBytes> {
-        let table = step.context.div_ceil(model.block_size);
-        let seqs = step.sequences.min(step.tokens);
-        let seqs = bucket_extents(seqs).last().unwrap_or(seqs);
-        let bindings = Bindings::new()
-            .with(symbols::ROWS, step.sequences)
-            .with(symbols::TOKENS, step.tokens)
-            .with(symbols::SEQS, seqs)
-            .with(symbols::TABLE, table)
-            .with(symbols::BIASES, ridge_engine::MAX_BIASES)
-            .with(symbols::BREAKERS, LIST_ENTRIES)
-            .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
-            .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32))
-            .with(symbols::STATE_LINES, ridge_engine::state_lines(step.sequences));
-        let bindings = with_blocks(&model.graph, bindings, table * step.sequences);
-        Ok(self.program.memory(&bindings)?)
-    }
 }
 
 /// Compares what the model will allocate with what this process may allocate, so that the message comes from here rather than from the
@@ -250,15 +163,16 @@ pub(crate) fn check_memory(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use ridge_cpu::{Cpu, CpuOptions};
     use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
     use ridge_engine::{Engine, Row, Sampling, SequenceId};
-    use ridge_graph::Type;
     use ridge_graph::passes::Kernel;
-    use ridge_models::{BuildOptions, ModelFiles, WeightSource};
-    use ridge_runtime::{Buffer, MemoryOwner, MemoryUse, Run, RuntimeError, Session, WeightData};
+    use ridge_graph::{Graph, Type};
+    use ridge_models::{BuildOptions, ModelConfig, ModelFiles, WeightSource};
+    use ridge_runtime::{Buffer, MemoryBytes, MemoryOwner, MemoryUse, Program, Run, RuntimeError, Session, WeightData};
 
     use super::*;
     use crate::placement::{Device, OpenDevice, Placement};
@@ -452,6 +366,45 @@ mod tests {
             for questions in [1, 2, 7] {
                 scorer.score(&(0..questions).map(|_| question()).collect::<Vec<_>>(), |_| ()).unwrap();
             }
+        }
+        let (bound, one_each) = (bound.load(Ordering::Relaxed), memory.one_each.on_device());
+        assert!(bound > 0 && bound <= one_each && one_each < 3 * bound, "{bound} bytes bound, {one_each} for one each");
+        let (allocated, admitted) = (step_memory(&*device), memory.sum().0);
+        assert!(allocated as u64 <= admitted, "{allocated} bytes allocated, {admitted} admitted");
+    }
+
+    /// A step that verifies drafts has several lines of logits a sequence.
+    #[test]
+    fn admitted_workspace_covers_steps_that_verify_drafts() {
+        const DRAFTS: usize = 3;
+        const SEQUENCES: usize = 4;
+        // No more tokens than one verifying step has, so that no prompt takes more.
+        const CHUNK: usize = SEQUENCES * (1 + DRAFTS);
+        // With a large vocabulary, so that logits take most.
+        let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction/glm4_moe");
+        let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+        let text = text.replace("\"vocab_size\": 48", "\"vocab_size\": 20000");
+        let config = ModelConfig::from_json("config.json", &text).unwrap();
+        let built = BuildOptions { context: Some(64), drafts: DRAFTS, ..BuildOptions::default() };
+        let mut model = config.build(&built).unwrap();
+        let source = WeightSource::Random(ridge_graph::DType::F32);
+        model.store(&source, None).unwrap();
+        let device = OpenDevice::open(&Placement { threads: Some(2), ..Placement::default() }).unwrap();
+        let bound = Arc::new(AtomicUsize::new(0));
+        let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
+        let device = Arc::clone(&backend.inner);
+        let extents = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: 64 };
+        let memory = engine_memory(&model, &backend, EnginePrograms::Plain, extents).unwrap();
+        let mut session = Session::new(Arc::new(backend));
+        source.load(&mut session, &model.graph, |_| ()).unwrap();
+        let options = EngineOptions { context: 64, sequences: SEQUENCES, chunk: CHUNK, blocks: None };
+        let mut engine = Engine::new(session, &model, options).unwrap();
+        let ids: Vec<SequenceId> = (0..SEQUENCES).map(|_| engine.start(Sampling::GREEDY, 4).unwrap()).collect();
+        for candidates in [&[][..], &[7, 8, 9]] {
+            let tokens: &[u32] = if candidates.is_empty() { &[3, 4, 5, 6] } else { &[3] };
+            let row = |id: &SequenceId| Row { sample: true, candidates, ..Row::of(*id, tokens) };
+            engine.submit(&ids.iter().map(row).collect::<Vec<_>>()).unwrap();
+            engine.complete(&mut Vec::new()).unwrap();
         }
         let (bound, one_each) = (bound.load(Ordering::Relaxed), memory.one_each.on_device());
         assert!(bound > 0 && bound <= one_each && one_each < 3 * bound, "{bound} bytes bound, {one_each} for one each");

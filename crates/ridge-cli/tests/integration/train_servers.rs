@@ -112,6 +112,17 @@ fn a_run_whose_servers_are_gone_ends_as_any_other_and_says_what_they_lack() {
     assert!(state(&folder) == state(&without), "the weights differ");
 }
 
+/// What others have learnt of a run has an end, though training never begins.
+#[test]
+fn servers_learn_of_a_run_that_fails_while_it_starts() {
+    let (folder, server) = (folder(2, 0), JsonServer::start(|request, _| answer(request)));
+    crate::common::stdout(&["train", &run_file(&folder), "-t", "1"]);
+    let ran = trained(&folder, &server.url(), &SECRETS, &["--train.seed", "77"]);
+    assert!(ran.code != 0 && ran.stderr.contains("seed"), "{}", ran.stderr);
+    assert_eq!(sent(&server, "runs/update").last().unwrap()["status"], "FAILED", "{}", ran.stderr);
+    assert_eq!(sent(&server, "file_stream").last().unwrap(), &json!({ "complete": true, "exitcode": 1 }));
+}
+
 #[test]
 fn without_a_key_a_run_is_written_offline() {
     let (folder, server) = (folder(2, 0), JsonServer::start(|request, _| answer(request)));

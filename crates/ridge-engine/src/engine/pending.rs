@@ -275,9 +275,11 @@ impl PendingStep {
         let ready = programs.ready(run.wanted, run.extents)?;
         let lines = ready.words(&ticket, 0).chunks_exact(count);
         for (part, drafts) in run.parts.iter().zip(lines) {
-            let outcome = places[part.row].map(|place| &outcomes[place]);
-            let outcome = outcome.filter(|outcome| matches!(outcome.next, Next::Token(_)));
-            if let Some(sequence) = outcome.and_then(|outcome| sequences[outcome.id.row].as_mut()) {
+            let Some(outcome) = places[part.row].map(|place| &outcomes[place]) else { continue };
+            let Some(sequence) = sequences[outcome.id.row].as_mut() else { continue };
+            // Those of a step before this one, with which it was in flight, stood behind an earlier token.
+            sequence.drafts.clear();
+            if matches!(outcome.next, Next::Token(_)) {
                 // Where none can be chosen, nothing follows.
                 sequence.drafts.extend(drafts.iter().map_while(|word| u32::try_from(i32::from_le_bytes(*word)).ok()));
             }

@@ -306,12 +306,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives sequences blocks for what the prediction module adds to its cache behind a step's tokens, as far as there are some:
-    /// without, later drafts do not see earlier ones.
+    /// Gives sequences blocks for what the prediction module adds to its cache behind a step's tokens, as far as there are some.
+    /// Without, it adds nothing there and later drafts do not see earlier ones: the columns behind the blocks of the row may name
+    /// those of another sequence by now, so they are cleared.
     fn reserve_drafts(&mut self, rows: &[Row<'_>]) {
         let behind = self.programs.drafts().saturating_sub(1);
         for row in rows.iter().filter(|row| row.sample && behind > 0) {
-            self.grow(row.id, row.tokens.len() + row.candidates.len() + behind);
+            let tokens = row.tokens.len() + row.candidates.len() + behind;
+            if self.grow(row.id, tokens) {
+                continue;
+            }
+            if let Some(sequence) = &self.sequences[row.id.row] {
+                let needed = (sequence.length + tokens).div_ceil(self.block_size).min(self.table);
+                self.columns.clear_blocks(&mut self.rows, row.id.row, sequence.blocks.len()..needed);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ridge_engine::service::{Policy, Request, RequestId, Service, ServiceOptions, Stats};
-use ridge_engine::{Engine, EngineOptions, Generated, Next, Prefix, Row, Sampling, SequenceId, Start};
+use ridge_engine::{Engine, EngineOptions, Generated, Next, Prefix, Row, SAMPLED, Sampling, SequenceId, Start};
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::late::Late;
@@ -211,6 +211,64 @@ fn drafts_do_not_depend_on_how_their_tokens_were_computed() {
         let id = start(&mut engine, &[]);
         assert_eq!(drafts_behind(&mut engine, id, &text, 64), (next, drafts), "{family} behind candidates");
         assert!(accepted > 5, "{family}: {accepted} accepted");
+    }
+}
+
+/// The drafts behind a text, beside a sequence that has `drafts` behind a full block and no further one, in a row whose columns there
+/// have blocks of the text.
+fn drafts_in_a_full_pool(family: &str, text: &[u32], drafts: bool) -> Vec<u32> {
+    let (session, model) = loaded(family, 2 * DRAFTS, false, cpu());
+    let options = EngineOptions { context: 96, sequences: 2, chunk: 64, blocks: Some(10) };
+    let mut engine = Engine::new(session, &model, options).unwrap_or_else(|e| panic!("{family}: {e}"));
+    let before = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+    assert!(engine.grow(before, 40));
+    drafts_behind(&mut engine, before, &prompt(7, 35), 64);
+    engine.end(before);
+    let one = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+    assert!(engine.grow(one, 16));
+    let other = engine.start(Sampling::GREEDY, 9).expect("a row is free");
+    assert!(engine.grow(other, 24) && !engine.grow(other, 25), "all blocks are in use");
+    let (seen, last) = text.split_at(text.len() - 1);
+    engine.step(&[(other, seen)], false, &mut Vec::new()).unwrap_or_else(|e| panic!("{e}"));
+    if drafts {
+        let (_, found) = drafts_behind(&mut engine, one, &prompt(2, 16), 64);
+        assert_eq!(found.len(), 2 * DRAFTS);
+    }
+    engine.submit(&[Row { sample: true, ..Row::of(other, last) }]).unwrap_or_else(|e| panic!("{e}"));
+    engine.complete(&mut Vec::new()).unwrap_or_else(|e| panic!("{e}"));
+    engine.drafts(other).to_vec()
+}
+
+/// Columns of a row keep blocks of the sequence that had it before, which another one may have now.
+#[test]
+fn drafts_without_a_block_of_their_own_touch_no_other_sequence() {
+    for family in FAMILIES {
+        for seed in 0..6 {
+            let text = prompt(seed, 18);
+            let [expected, found] = [false, true].map(|drafts| drafts_in_a_full_pool(family, &text, drafts));
+            assert_eq!(found, expected, "{family}, text {seed}");
+        }
+    }
+}
+
+#[test]
+fn drafts_of_two_steps_in_flight_are_those_of_the_last() {
+    for family in FAMILIES {
+        let mut engine = engine(family, DRAFTS);
+        let mut tokens = prompt(3, 30);
+        let id = start(&mut engine, &[]);
+        let (next, _) = drafts_behind(&mut engine, id, &tokens, 64);
+        tokens.push(next);
+        let expected = drafts_behind(&mut engine, id, &tokens, 64);
+        engine.end(id);
+        let id = start(&mut engine, &[]);
+        engine.submit(&[Row { sample: true, ..Row::of(id, &tokens[..30]) }]).expect("runs");
+        engine.submit(&[Row { sample: true, ..Row::of(id, &[SAMPLED]) }]).expect("runs");
+        let mut outcomes = Vec::new();
+        engine.complete(&mut outcomes).expect("runs");
+        engine.complete(&mut outcomes).expect("runs");
+        let Next::Token(token) = outcomes[0].next else { panic!("is sampled") };
+        assert_eq!((token, engine.drafts(id).to_vec()), expected, "{family}");
     }
 }
 

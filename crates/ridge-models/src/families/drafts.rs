@@ -1,6 +1,6 @@
 //! The graph by which a model's prediction module drafts tokens (`prediction.rs`), for rows whose next token is known and not in
 //! the cache. The module is applied once for each draft, from its own hidden state and draft after the first; each application adds
-//! an entry to the module's cache, which the steps that compute these tokens write again.
+//! an entry to the module's cache, if the sequence has a block there, which the steps that compute these tokens write again.
 
 use ridge_graph::{Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Shape, Type, Var};
 

@@ -208,7 +208,8 @@ fn average(g: &mut Builder, at: &DecoderLayer<'_>, [k, v, w, u]: [Var; 4]) -> Gr
 /// and large enough that the sum of all tokens is not far above the largest.
 const SHARE: f64 = 0.25;
 
-/// Such a share of a key is taken for this at most. With it keys may be from -400 to 400.
+/// Such a share of a key is taken for this at most. With it keys may be from -320 to 320 in texts of a few thousand tokens: the sum of
+/// e^80 over more than some 6000 of them is beyond f32. Larger keys are averaged too where few of them are large and values are small.
 const MOST: f64 = 80.0;
 
 /// The least sum of exponentials of which a logarithm is taken.

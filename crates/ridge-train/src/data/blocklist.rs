@@ -37,6 +37,8 @@ impl Blocklist {
         let mut words = Vec::new();
         for file in files {
             let text = std::fs::read_to_string(file).map_err(|cause| io_error(file, "read the blocklist", &cause))?;
+            // Editors of Windows begin files with a byte order mark.
+            let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
             let before = words.len();
             words.extend(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
             if words.len() == before {
@@ -81,21 +83,44 @@ impl Entry {
     }
 }
 
-/// In lower case, with a space for any run of white space.
+/// In lower case, with a space for any run of white space, and with one sigma, which capitals do not tell from that at the end of a
+/// word.
 fn folded(text: &str) -> String {
     let mut folded = String::with_capacity(text.len());
     for c in text.chars() {
         match c.is_whitespace() {
             true if folded.ends_with(' ') => {}
             true => folded.push(' '),
-            false => folded.extend(c.to_lowercase()),
+            false => folded.extend(c.to_lowercase().map(|c| if c == '\u{3c2}' { '\u{3c3}' } else { c })),
         }
     }
     folded
 }
 
 fn is_in_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+    c.is_alphanumeric() || c == '_' || is_mark(c)
+}
+
+/// Is it a mark on a letter that is not alphabetic itself: an accent, a point or sign of Hebrew or Arabic, or a nukta or virama of India
+/// (Unicode 17, general category Mn)?
+fn is_mark(c: char) -> bool {
+    matches!(
+        u32::from(c),
+        0x0300..=0x036f
+            | 0x0483..=0x0487
+            | 0x0591..=0x05bd
+            | 0x05bf
+            | 0x05c1..=0x05c2
+            | 0x05c4..=0x05c5
+            | 0x05c7
+            | 0x064b..=0x065f
+            | 0x0670
+            | 0x093c | 0x094d | 0x09bc | 0x09cd | 0x0a3c | 0x0a4d | 0x0abc | 0x0acd | 0x0b3c | 0x0b4d
+            | 0x0bcd | 0x0c3c | 0x0c4d | 0x0cbc | 0x0ccd | 0x0d3b..=0x0d3c | 0x0d4d | 0x0dca
+            | 0x1ab0..=0x1aff
+            | 0x1dc0..=0x1dff
+            | 0xfe20..=0xfe2f
+    )
 }
 
 /// Is it of a script without spaces between words: Thai, Lao, Burmese, Khmer, Japanese or Chinese (Unicode 17, blocks)?
@@ -133,6 +158,15 @@ mod tests {
         for text in ["darning socks", "undarn", "darn_it", "darn2", "blast item", "blastit", "l\u{e9}t\u{e9}", ""] {
             assert!(!list.is_in(text), "{text}");
         }
+    }
+
+    #[test]
+    fn marks_belong_to_their_letters_and_a_sigma_is_one() {
+        let list = list(&["cafe", "e\u{301}te\u{301}", "\u{3bb}\u{3cc}\u{3b3}\u{3bf}\u{3c2}", "\u{915}"]);
+        assert!(list.is_in("le cafe!") && !list.is_in("le cafe\u{301}"), "an accent makes another word");
+        assert!(list.is_in("un E\u{301}TE\u{301} chaud") && !list.is_in("e\u{301}te\u{301}s"));
+        assert!(list.is_in("\u{39b}\u{38c}\u{393}\u{39f}\u{3a3}"), "a capital sigma at the end");
+        assert!(list.is_in("\u{915}") && !list.is_in("\u{915}\u{94d}\u{937}"), "a virama joins");
     }
 
     #[test]
@@ -175,6 +209,8 @@ mod tests {
         let (en, de) = (file("en", b"darn\r\n\r\nblast it \r\n"), file("de", "mist\ndarn\n".as_bytes()));
         let read = Blocklist::read(&[en.clone(), de]).expect("reads");
         assert_eq!(read, list(&["mist", "blast it", "darn"]));
+        let marked = Blocklist::read(&[file("marked", b"\xef\xbb\xbfdarn\n")]).expect("reads");
+        assert!(marked.is_in("darn"), "a byte order mark is no part of a word");
         let error = |path: PathBuf| Blocklist::read(&[en.clone(), path]).expect_err("is refused").to_string();
         assert!(
             error(file("blank", b" \n"))

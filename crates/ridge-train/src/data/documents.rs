@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::formats::Container;
-use super::source::{Compression, Source, is_remote};
+use super::source::{Compression, Source};
+use crate::address::is_remote;
 use crate::error::{Result, TrainError, io_error};
 
 /// What a file holds, by its name.

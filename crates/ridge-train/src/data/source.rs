@@ -11,6 +11,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use ridge_files::MappedFile;
 use ridge_hub::{HubError, HubSettings, RangedFile};
 
+use crate::address::is_remote;
 use crate::error::{Result, TrainError, io_error};
 
 /// How a file is compressed as a whole.
@@ -22,11 +23,6 @@ pub enum Compression {
     Zstd,
     /// gzip (RFC 1952).
     Gzip,
-}
-
-/// Is it the URL of a file?
-pub fn is_remote(path: &Path) -> bool {
-    path.to_str().is_some_and(|text| text.starts_with("https://") || text.starts_with("http://"))
 }
 
 /// The bytes of a file.

@@ -1,6 +1,6 @@
 //! The logs of a run: its files, and what servers are sent.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ use super::numbers::numbers;
 use super::remote::{Delivery, Environment, MlflowServer, Pace, Row, WandbMode, WandbServer};
 use super::tensorboard::EventFile;
 use super::wandb::WandbRun;
-use crate::data::source::is_remote;
+use crate::address::{is_remote, public};
 use crate::error::{Result, io_error};
 use crate::settings::{LogSettings, Settings};
 
@@ -54,41 +54,62 @@ impl Logs {
         if mlflow.is_some() || wandb.is_some() {
             let name = folder.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
             let identity = Identity { id: run_id(folder)?, name, settings: keys(settings) };
-            mlflow.as_ref().map_or(Ok(()), |store| logs.open_mlflow(folder, store, &identity))?;
-            wandb.as_ref().map_or(Ok(()), |project| logs.open_wandb(folder, project, &identity))?;
+            // A server hears of a run only when nothing is left that may fail.
+            let mlflow = mlflow.as_ref().map(|store| logs.open_mlflow(folder, store, &identity)).transpose()?;
+            let wandb = wandb.as_ref().map(|project| logs.open_wandb(folder, project, &identity)).transpose()?;
+            let mlflow = mlflow.flatten().map(|(server, instead)| (Delivery::start(server, Pace::default()), instead));
+            let wandb = wandb.flatten().map(|(server, instead)| (Delivery::start(server, Pace::default()), instead));
+            logs.servers.extend(mlflow.into_iter().chain(wandb));
         }
         Ok(logs)
     }
 
-    /// In a file store: `store`, or one in the folder if that is the address of a server.
-    fn open_mlflow(&mut self, folder: &Path, store: &Path, identity: &Identity) -> Result<()> {
+    /// In a file store: `store`, or one in the folder if that is the address of a server, which is returned with where to find what
+    /// it is not sent.
+    fn open_mlflow(
+        &mut self,
+        folder: &Path,
+        store: &Path,
+        identity: &Identity,
+    ) -> Result<Option<(MlflowServer, String)>> {
         let Identity { id, name, settings } = identity;
-        let mut files: PathBuf = store.to_owned();
+        let (mut files, mut reported) = (store.to_owned(), None);
         if is_remote(store) {
             files = folder.join("mlruns");
             let uri = store.to_string_lossy();
             let server = MlflowServer::new(&uri, id, name, settings, &Environment::PROCESS, TIMEOUT)?;
             let instead = format!("the whole run is in the file store {}", files.display());
-            self.servers.push((Delivery::start(server, Pace::default()), instead));
+            reported = Some((server, instead));
         }
         self.mlflow = Some(MlflowRun::open(&files, id, name, settings)?);
-        Ok(())
+        Ok(reported)
     }
 
-    fn open_wandb(&mut self, folder: &Path, project: &str, identity: &Identity) -> Result<()> {
+    /// In a folder of its own, and the server of the environment, as with [`Logs::open_mlflow`].
+    fn open_wandb(
+        &mut self,
+        folder: &Path,
+        project: &str,
+        identity: &Identity,
+    ) -> Result<Option<(Box<WandbServer>, String)>> {
         let Identity { id, name, settings } = identity;
         let id = &id[..8];
         let run = WandbRun::create(folder, project, id, name, settings)?;
-        let instead = format!("`wandb sync {}` uploads the whole run", run.folder().display());
         self.wandb = Some(run);
+        // Each process that continues a run writes a folder of its own.
+        let folders = folder.join("wandb").join("offline-run-*");
+        let instead = format!("`wandb sync {}` uploads the whole run", folders.display());
         match WandbServer::of_environment(project, id, name, settings, &Environment::PROCESS, TIMEOUT)? {
-            WandbMode::Offline => {}
-            WandbMode::NoKey(host) => self.notes.push(format!(
-                "W&B: WANDB_API_KEY is not set, and no netrc file has a key of {host}, so the run is written offline; {instead}"
-            )),
-            WandbMode::Online(server) => self.servers.push((Delivery::start(server, Pace::default()), instead)),
+            WandbMode::Offline => Ok(None),
+            WandbMode::NoKey(host) => {
+                self.notes.push(format!(
+                    "W&B: WANDB_API_KEY is not set, and no netrc file has a key of {host}, so the run is written offline; \
+                     {instead}"
+                ));
+                Ok(None)
+            }
+            WandbMode::Online(server) => Ok(Some((server, instead))),
         }
-        Ok(())
     }
 
     /// Logs an event.
@@ -156,12 +177,35 @@ fn run_id(folder: &Path) -> Result<String> {
     Ok(id)
 }
 
-/// Settings by `section.key`.
+/// Settings by `section.key`, with addresses as [`public`] has them.
 fn keys(settings: &Settings) -> Vec<(String, Value)> {
     let Ok(Value::Object(sections)) = serde_json::to_value(settings) else { return Vec::new() };
     let of = |(section, keys): (String, Value)| {
         let keys = if let Value::Object(keys) = keys { keys } else { serde_json::Map::new() };
-        keys.into_iter().map(move |(key, value)| (format!("{section}.{key}"), value))
+        keys.into_iter().map(move |(key, value)| (format!("{section}.{key}"), without_secrets(value)))
     };
     sections.into_iter().flat_map(of).collect()
+}
+
+/// Servers get settings, and those who see runs there are others than those who may read the data.
+fn without_secrets(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(public(&text)),
+        Value::Array(values) => values.into_iter().map(without_secrets).collect(),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_are_sent_have_no_signatures() {
+        let mut settings = Settings::default();
+        settings.data.train = vec!["https://me:secret@host/a.jsonl?signature=secret".into(), "b?.txt".into()];
+        let keys = keys(&settings);
+        let sent = keys.iter().find(|(key, _)| key == "data.train").map(|(_, value)| value);
+        assert_eq!(sent, Some(&serde_json::json!(["https://host/a.jsonl", "b?.txt"])));
+    }
 }

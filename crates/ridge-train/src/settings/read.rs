@@ -4,7 +4,7 @@ use toml::{Table, Value};
 
 use super::keys::{KEYS, Key, KeyKind};
 use super::sections::{DataSettings, LogSettings, OptimizerSettings, Settings, TrainSettings};
-use crate::data::source::is_remote;
+use crate::address::{is_remote, masked};
 use crate::error::{Result, TrainError};
 
 /// Reads the text of a configuration, then sets each of `flags`, a `section.key` and its value as typed. `file` stands for
@@ -187,13 +187,15 @@ fn check_log(log: &LogSettings) -> Result<()> {
     {
         return Err(TrainError::setting("log.page", page, "must be host:port, such as 127.0.0.1:7070"));
     }
-    if let Some(store) = log.mlflow.as_ref().filter(|store| is_remote(store)) {
+    if let Some(store) = log.mlflow.as_ref().filter(|store| store.to_string_lossy().contains("://")) {
         let text = store.to_string_lossy();
-        let (scheme, rest) = text.split_once("://").unwrap_or(("http", &text));
-        // Settings are shown and saved, so they must not have a password, and this message must not show it.
-        if let Some((_, host)) = rest.split(['/', '?', '#']).next().and_then(|authority| authority.rsplit_once('@')) {
+        if let Some(masked) = masked(&text) {
             let why = "must have no user and password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD";
-            return Err(TrainError::setting("log.mlflow", format!("{scheme}://***@{host}"), why));
+            return Err(TrainError::setting("log.mlflow", masked, why));
+        }
+        if !is_remote(store) {
+            let why = "must be a folder, or the http:// or https:// address of a server";
+            return Err(TrainError::setting("log.mlflow", text, why));
         }
     }
     Ok(())
@@ -318,6 +320,12 @@ mod tests {
             text,
             "log.mlflow = https://***@host:5000: must have no user and password; set MLFLOW_TRACKING_USERNAME and \
              MLFLOW_TRACKING_PASSWORD"
+        );
+        let text = error("", &[("log.mlflow", "HTTPS://user:sec/ret@host")]);
+        assert!(text.starts_with("log.mlflow = HTTPS://***@host: must have no user and password"), "{text}");
+        assert_eq!(
+            error("", &[("log.mlflow", "databricks://profile")]),
+            "log.mlflow = databricks://profile: must be a folder, or the http:// or https:// address of a server"
         );
         assert_eq!(error("", &[("optimizer.beta1", "1")]), "optimizer.beta1 = 1: must be at least 0 and below 1");
     }

@@ -1,9 +1,11 @@
 //! Whole runs: what is learned, what is kept, what continues from it.
 
 use ridge_runtime::{MemoryOwner, ProgramCache};
+use ridge_testing::{JsonReply, JsonServer};
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::Settings;
 use ridge_train::{Prepared, RunEnd};
+use serde_json::json;
 
 use crate::common::{checkpoint, cpu, deep, folder, run, run_on, settings, state};
 
@@ -244,6 +246,28 @@ fn a_damaged_checkpoint_is_passed_over_and_a_foreign_one_refused() {
     let named = [&base[..], &[("checkpoint.resume", path.as_str())]].concat();
     let text = error(&settings(dir.path(), "gpt2.json", &named));
     assert!(text.contains("it is no checkpoint: it has no checkpoint.json"), "{text}");
+}
+
+/// What a server has learnt of a run has an end, though training never begins.
+#[test]
+fn a_server_learns_of_a_run_that_fails_while_it_starts() {
+    let dir = folder();
+    let base = [("train.steps", "2"), ("checkpoint.export", "false"), ("checkpoint.resume", "auto")];
+    run(&settings(dir.path(), "gpt2.json", &base)).end.unwrap_or_else(|e| panic!("{e}"));
+    let server = JsonServer::start(|request, _| {
+        let body = match request.target.split('?').next().and_then(|path| path.rsplit('/').next()) {
+            Some("get-by-name") => json!({ "experiment": { "experiment_id": "1" } }),
+            Some("create") => json!({ "run": { "info": { "run_id": "r" }, "data": {} } }),
+            _ => json!({}),
+        };
+        JsonReply::Body(200, body.to_string())
+    });
+    let url = server.url();
+    let keys = [&base[..], &[("train.seed", "2"), ("log.mlflow", url.as_str())]].concat();
+    assert!(error(&settings(dir.path(), "gpt2.json", &keys)).contains("train.seed was 1"));
+    let seen = server.seen();
+    let last = seen.last().expect("the server is told");
+    assert!(last.target.ends_with("runs/update") && last.body.contains("FAILED"), "{} {}", last.target, last.body);
 }
 
 #[test]

@@ -334,6 +334,10 @@ mod tests {
         let pace = Pace { first_wait: Duration::from_millis(5), ..Pace::default() };
         let delivery = Delivery::start(run, pace);
         delivery.push(row(1, 2.0));
+        // Behind the end there are three attempts, and the fourth request is the first that is answered.
+        while there.seen().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         delivery.end(RunEnded::Finished);
         let notes = delivery.close("see the file");
         assert!(notes.len() == 2 && notes[0].contains("timeout"), "{notes:?}");

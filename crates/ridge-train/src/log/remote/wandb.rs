@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ridge_hub::{Credentials, JsonClient, JsonError, path_segment};
+use ridge_hub::{Credentials, JsonClient, JsonError, host_of, path_segment};
 use serde_json::{Map, Value, json};
 
 use super::credentials::Environment;
 use super::queue::{Row, Tracker};
+use crate::address::masked;
 use crate::error::{Result, TrainError};
 use crate::log::event::RunEnded;
 use crate::log::jsonl::seconds;
@@ -55,7 +56,7 @@ impl WandbServer {
     /// server is not asked yet.
     ///
     /// # Errors
-    /// When the address is none or certificates cannot be read.
+    /// When the address is none or has a password, or certificates cannot be read.
     pub(in crate::log) fn of_environment(
         project: &str,
         id: &str,
@@ -69,11 +70,14 @@ impl WandbServer {
         }
         let base = environment.get("WANDB_BASE_URL").unwrap_or_else(|| CLOUD.to_owned());
         let base = base.trim_end_matches('/');
-        let host = base.split_once("://").filter(|(scheme, _)| matches!(*scheme, "https" | "http"));
-        let Some(host) = host.map(|(_, rest)| rest.split(['/', ':']).next().unwrap_or(rest)) else {
+        if let Some(masked) = masked(base) {
+            let why = "must have no user and password; set WANDB_API_KEY";
+            return Err(TrainError::setting("WANDB_BASE_URL", masked, why));
+        }
+        let Some(host) = host_of(base) else {
             return Err(TrainError::setting("WANDB_BASE_URL", base, format!("is not a URL such as {CLOUD}")));
         };
-        let Some(password) = environment.wandb_key(host) else { return Ok(WandbMode::NoKey(host.to_owned())) };
+        let Some(password) = environment.wandb_key(&host) else { return Ok(WandbMode::NoKey(host)) };
         let client = JsonClient::new(Credentials::Basic { user: "api".to_owned(), password }, timeout)
             .map_err(|error| TrainError::setting("log.wandb", project, error.to_string()))?;
         Ok(WandbMode::Online(Box::new(Self {
@@ -282,10 +286,21 @@ mod tests {
         assert!(matches!(mode(&[]), Ok(WandbMode::NoKey(host)) if host == "api.wandb.ai"));
         let own = mode(&[("WANDB_BASE_URL", "http://own:8080/x")]);
         assert!(matches!(own, Ok(WandbMode::NoKey(host)) if host == "own"));
+        let six = mode(&[("WANDB_BASE_URL", "HTTP://[::1]:8080")]);
+        assert!(matches!(six, Ok(WandbMode::NoKey(host)) if host == "::1"));
         let offline = mode(&[("WANDB_MODE", "offline"), ("WANDB_API_KEY", "k")]);
         assert!(matches!(offline, Ok(WandbMode::Offline)));
         assert!(matches!(mode(&[("WANDB_MODE", "online"), ("WANDB_API_KEY", "k")]), Ok(WandbMode::Online(_))));
         let wrong = mode(&[("WANDB_BASE_URL", "own:8080")]).err().expect("is no URL").to_string();
         assert_eq!(wrong, "WANDB_BASE_URL = own:8080: is not a URL such as https://api.wandb.ai");
+        for (base, shown) in [("https://me:secret@own/x", "https://***@own"), ("me:secret@own", "***@own")] {
+            let with = [("WANDB_BASE_URL", base), ("WANDB_API_KEY", "k")];
+            let variables =
+                |name: &str| with.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            let (environment, timeout) = (Environment(&variables), Duration::from_secs(1));
+            let refused = WandbServer::of_environment("p", "id", "run", &[], &environment, timeout).err();
+            let wanted = format!("WANDB_BASE_URL = {shown}: must have no user and password; set WANDB_API_KEY");
+            assert_eq!(refused.map(|error| error.to_string()), Some(wanted));
+        }
     }
 }
