@@ -219,7 +219,7 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
     };
     if (group == 0) {
 #if CONSUMERS > 1
-        registers_lower<40>();
+        registers_lower<56>();
 #endif
         if (threadIdx.x == 0) {
             prefetch_map(&a);
@@ -273,7 +273,7 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
     } else {
         after_others();
 #if CONSUMERS > 1
-        registers_raise<232>();
+        registers_raise<224>();
 #endif
         // Of tiles in turn, each warpgroup's own, while the other stores; or 64 rows of every tile.
         const int turn = ALTERNATE ? group - 1 : 0, turns = ALTERNATE ? CONSUMERS : 1, part = ALTERNATE ? 0 : group - 1;

@@ -157,16 +157,19 @@ impl GemmProblem {
 
     /// Is the tiling worth a trial? Splitting is where tiles are few, pairs where there are two.
     fn suits(&self, tiling: Tiling) -> bool {
-        if tiling.pair && self.rows <= tiling.rows() {
+        if !self.takes(tiling) || (tiling.pair && self.rows <= tiling.rows()) {
             return false;
         }
         let few = self.rows <= tiling.rows() && self.tiles(tiling) * tiling.split <= PROCESSORS + PROCESSORS / 2;
-        tiling.split == 1 || (few && self.splits(tiling))
+        tiling.split == 1 || few
     }
 
-    /// Can the tiling be split so? Every block needs a slice.
-    fn splits(&self, tiling: Tiling) -> bool {
-        !matches!(self.after, Epilogue::Swiglu(_)) && self.depth.div_ceil(self.slice()) >= tiling.split
+    /// Can the product be made so? Every block of a split needs a slice, and a gate both sides' sums. Without a gate, a pair's
+    /// columns have more scales than registers are left for.
+    fn takes(&self, tiling: Tiling) -> bool {
+        let gated = matches!(self.after, Epilogue::Swiglu(_));
+        let splits = !gated && self.depth.div_ceil(self.slice()) >= tiling.split;
+        (tiling.split == 1 || splits) && (gated || !tiling.pair)
     }
 
     fn tiles(&self, tiling: Tiling) -> usize {
@@ -463,7 +466,7 @@ mod tests {
         };
         let sum = |u: &[f64], v: &[f64]| u.iter().zip(v).map(|(u, v)| u * v).sum::<f64>();
         let line = |of: usize, nth: usize| &inputs[of].floats()[nth * depth..][..depth];
-        for tiling in of.tilings().filter(|tiling| tiling.split == 1 || of.splits(*tiling)) {
+        for tiling in of.tilings().filter(|tiling| of.takes(*tiling)) {
             for y in &outputs {
                 device.queue().expect("enters").fill(y, 0xff, y.bytes()).expect("fills");
             }
