@@ -70,11 +70,6 @@ impl Tiling {
         format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages{split}{pair}")
     }
 
-    /// Blocks of a cluster.
-    fn cluster(self) -> usize {
-        if self.pair { 2 } else { self.split }
-    }
-
     /// Bytes of the ring and of the sums of other blocks, with room to align them.
     fn shared(self) -> usize {
         let parts = (self.split - 1) * self.rows() * (self.columns / self.split) * 4;
@@ -225,8 +220,9 @@ impl GemmProblem {
         if let Some(GemmRowScales { x, sides }) = scales {
             args.push(LaunchArg::Pointers([&[*x][..], sides].concat()));
         }
+        let cluster = if tiling.pair { 2 } else { tiling.split as u32 };
         DeviceAction::Launch {
-            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(tiling.cluster() as u32)),
+            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(cluster)),
             grid: [(self.tiles(tiling) * tiling.split).min(i32::MAX as usize) as u32, 1, 1],
             threads: 128 * (tiling.consumers as u32 + 1),
             shared: tiling.shared() as u32,

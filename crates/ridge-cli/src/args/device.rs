@@ -13,7 +13,7 @@ use crate::output::note;
 /// The device, for every command that can run on any device.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one; with --tp above 1 the CPU)
+    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one; the CPU for several ranks)
     #[arg(
         long, value_name = "DEVICE", value_parser = device, env = "RIDGE_DEVICE", default_value = "auto",
         help_heading = "Running"
