@@ -93,7 +93,7 @@ def main():
     run(ridge, "convert", model, exact, "--dtype", "f32", "-q")
 
     def ours(path, prompt):
-        return run(ridge, "generate", "--model", path, "--greedy", "-n", TOKENS, "-q", "--threads", 1, prompt).rstrip("\n")
+        return run(ridge, "generate", "--model", path, "--greedy", "-n", TOKENS, "-q", "--device", "cpu", "--threads", 1, prompt).rstrip("\n")
 
     def llama_cpps(path, prompt):
         greedy = "-t 1 -tb 1 -ctk f32 -ctv f32 -no-cnv --no-display-prompt --no-warmup --temp 0 --repeat-penalty 1"

@@ -149,7 +149,7 @@ fn ridge_bench(ridge: &Path, file: &Path, settings: &Settings) -> Command {
     let [prompt, answer] = settings.tokens.map(|n| n.to_string());
     let threads = settings.threads.to_string();
     let mut command = Command::new(ridge);
-    command.arg("bench").arg("--model").arg(file);
+    command.args(["bench", "--device", "cpu", "--model"]).arg(file);
     command.args(["--prompt", &prompt, "--generate", &answer, "--repeat", "3", "--threads", &threads, "--json"]);
     command
 }
