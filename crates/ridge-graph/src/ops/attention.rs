@@ -330,7 +330,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         ((&[(33, 2), (20, 17)], 0, 16, 0, 8, 1, 36, DType::F8E4M3, None, None), PLAIN, 1),
         ((&[(200, 1), (31, 1), (40, 90)], 0, 16, 0, 4, 2, 128, DType::I8, None, None), PLAIN, 2),
         ((&[(200, 1), (31, 1), (40, 90)], 2, 16, 0, 8, 1, 64, DType::F8E4M3, None, None), PLAIN, 2),
-        ((&[(70, 1), (130, 1)], 0, 16, 1, 8, 2, 256, DType::F8E4M3, None, None), PLAIN, 2),
+        ((&[(70, 1), (130, 1)], 0, 16, 1, 4, 2, 256, DType::F8E4M3, None, None), PLAIN, 2),
     ];
     let mut samples = Vec::new();
     let all = cases.into_iter().map(|case| (case, PLAIN)).chain(more).map(|(case, kinds)| (case, kinds, 2));
