@@ -123,7 +123,7 @@ template <class F, class R> __device__ inline void sums_of_columns(
         }
         __syncwarp();
 // Groups share words with others; more rows take registers that several groups at a time would need.
-#pragma unroll(ROWS > 16 ? 2 : ONE || ROWS > 8 ? 8 : 4)
+#pragma unroll(ROWS > 16 || (F::GROUP == 16 && ROWS == 8 && !ONE) ? 2 : ONE || ROWS > 8 ? 8 : 4)
         for (int group = 0; group < CHUNK / 32; ++group) {
             if (GROUPED && chunk * CHUNK + group * 32 >= depth) break;
             u32 b[TILES][4];
