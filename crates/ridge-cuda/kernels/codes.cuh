@@ -18,7 +18,7 @@ __device__ inline void to_halves(u32 x, u32* to, F8E4M3) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(to[0]) : "h"((u16)x));
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(to[1]) : "h"((u16)(x >> 16)));
 #else
-    // The bits in their places are 2^-8 of the value. A NaN is none here: then the scale is one.
+    // The bits in their places are 2^-8 of the value. A code of NaN becomes a number, and the scale beside it is NaN.
     const u32 low = __byte_perm(x, 0, 0x1404), high = __byte_perm(x, 0, 0x3424);
     const u32 a = (low & 0x80008000u) | (low & 0x7f007f00u) >> 1, b = (high & 0x80008000u) | (high & 0x7f007f00u) >> 1;
     asm("mul.f16x2 %0, %1, %2;" : "=r"(to[0]) : "r"(a), "r"(0x5c005c00u));
