@@ -153,7 +153,7 @@ fn compile_all(
             let nth = next.fetch_add(1, Ordering::Relaxed);
             let Some((instance, arch)) = work.get(nth) else { return };
             let outcome = nvrtc.compile(&instance.entry, &instance.text, arch);
-            let read_code = |cubin: &[u8]| sass::check(disassembler?, &instance.entry, arch, nth, cubin).err();
+            let read_code = |cubin: &[u8]| sass::check(disassembler?, instance, arch, nth, cubin).err();
             let unlike = outcome.as_ref().ok().and_then(|compiled| read_code(&compiled.cubin));
             let Ok(mut results) = results.lock() else { return };
             match outcome {
