@@ -110,33 +110,42 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     auto first_of = [&](int position) { return WINDOW > 0 ? max(0, position - WINDOW + 1) : 0; };
     auto end_of = [&](int id, int position) { return id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK); };
 
-    // Prefix sums of steps: a chunk of tokens to a thread.
-    const int each = (tokens + WARPS * 32 - 1) / (WARPS * 32), mine = threadIdx.x * each;
+    // Prefix sums of steps: a range of tokens to a warp, a token to a lane at a time.
+    const int each = (tokens + WARPS * 32 - 1) / (WARPS * 32) * 32, from = warp * each, to = min(from + each, tokens);
     int sum = 0;
-    for (int t = mine; t < min(mine + each, tokens); ++t) {
-        before[t] = sum;
+    for (int t = from + lane; t < from + each; t += 32) {
+        const int id = t < to ? ids[t] : -2;
+        int own = 0, scan;
+        // Runs as long as a warp are not few.
+        if (!FEW || !__all_sync(~0u, id == __shfl_sync(~0u, id, 0))) {
 #if FEW
-        if (!is_few(ids, tokens, t)) continue;
+            const bool taken = t < to && is_few(ids, tokens, t);
+#else
+            const bool taken = t < to;
 #endif
-        const int position = positions[t], seen = end_of(ids[t], position) - first_of(position);
-        sum += max(1, (seen + STEP - 1) / STEP) * units;
-    }
-    int scan = sum;
+            if (taken) {
+                const int position = positions[t], seen = end_of(id, position) - first_of(position);
+                own = max(1, (seen + STEP - 1) / STEP) * units;
+            }
+            scan = own;
 #pragma unroll
-    for (int step = 1; step < 32; step <<= 1) {
-        const int other = __shfl_up_sync(0xffffffffu, scan, step);
-        if (lane >= step) scan += other;
+            for (int step = 1; step < 32; step <<= 1) {
+                const int other = __shfl_up_sync(~0u, scan, step);
+                if (lane >= step) scan += other;
+            }
+        } else {
+            scan = 0;
+        }
+        if (t < to) before[t] = sum + scan - own;
+        sum += __shfl_sync(~0u, scan, 31);
     }
-    if (lane == 31) sums[warp] = scan;
+    if (lane == 0) sums[warp] = sum;
     __syncthreads();
-    int base = scan - sum;
+    int base = 0;
     for (int w = 0; w < warp; ++w) base += sums[w];
-    for (int t = mine; t < min(mine + each, tokens); ++t) before[t] += base;
-    if (threadIdx.x == 0) {
-        int all = 0;
-        for (int w = 0; w < WARPS; ++w) all += sums[w];
-        before[tokens] = all;
-    }
+    if (base > 0)
+        for (int t = from + lane; t < to; t += 32) before[t] += base;
+    if (threadIdx.x == WARPS * 32 - 1) before[tokens] = base + sum;
     __syncthreads();
     const int all = before[tokens];
     const Division division(all, gridDim.x);

@@ -16,24 +16,29 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
     const int row = (int)n.v[0], thread = threadIdx.x % THREADS;
     const i64 line = (i64)blockIdx.x * LINES + threadIdx.x / THREADS, base = line * row;
     if (LINES > 1 && line >= n.v[1]) return;
+    // All are on their way before the first is used.
+    Vector a[VECTORS], b[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int at = (v * THREADS + thread) * WIDE;
+        if (at >= row) continue;
+        a[v].whole = *(const uint4*)(x + base + at);
+        if (ADD) b[v].whole = *(const uint4*)(r + base + at);
+    }
     float held[VECTORS][WIDE];
     float square = 0.0f;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const int at = (v * THREADS + thread) * WIDE;
         if (at >= row) continue;
-        Vector a;
-        a.whole = *(const uint4*)(x + base + at);
         if (ADD) {
-            Vector b;
-            b.whole = *(const uint4*)(r + base + at);
 #pragma unroll
-            for (int i = 0; i < WIDE; ++i) a.part[i] = D::store(D::load(a.part[i]) + D::load(b.part[i]));
-            *(uint4*)(sum + base + at) = a.whole;
+            for (int i = 0; i < WIDE; ++i) a[v].part[i] = D::store(D::load(a[v].part[i]) + D::load(b[v].part[i]));
+            *(uint4*)(sum + base + at) = a[v].whole;
         }
 #pragma unroll
         for (int i = 0; i < WIDE; ++i) {
-            held[v][i] = D::load(a.part[i]);
+            held[v][i] = D::load(a[v].part[i]);
             square += held[v][i] * held[v][i];
         }
     }
@@ -48,9 +53,9 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
     for (int v = 0; v < VECTORS; ++v) {
         const int at = (v * THREADS + thread) * WIDE;
         if (at >= row) continue;
-        Vector a;
+        const Elements<W, WIDE> gain = elements_at<W, WIDE>(weight + at);
 #pragma unroll
-        for (int i = 0; i < WIDE; ++i) a.part[i] = D::store(held[v][i] * scale * W::load(__ldg(weight + at + i)));
-        *(uint4*)(out + base + at) = a.whole;
+        for (int i = 0; i < WIDE; ++i) a[v].part[i] = D::store(held[v][i] * scale * W::load(gain.part[i]));
+        *(uint4*)(out + base + at) = a[v].whole;
     }
 }

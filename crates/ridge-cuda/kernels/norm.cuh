@@ -24,10 +24,11 @@ template <class D, int THREADS> __device__ inline float unit_of_row(
 
 // A vector of the row, normed and rounded.
 template <class D, class W> __device__ inline uint4 normed(uint4 x, const typename W::Raw* gain, float unit) {
-    union { uint4 whole; typename D::Raw part[16 / sizeof(typename D::Raw)]; } a;
+    const int wide = 16 / (int)sizeof(typename D::Raw);
+    union { uint4 whole; typename D::Raw part[wide]; } a;
     a.whole = x;
+    const Elements<W, wide> gains = elements_at<W, wide>(gain);
 #pragma unroll
-    for (int i = 0; i < 16 / (int)sizeof(typename D::Raw); ++i)
-        a.part[i] = D::store(D::load(a.part[i]) * unit * W::load(__ldg(gain + i)));
+    for (int i = 0; i < wide; ++i) a.part[i] = D::store(D::load(a.part[i]) * unit * W::load(gains.part[i]));
     return a.whole;
 }

@@ -143,6 +143,14 @@ template <class D> __device__ inline void put(void* p, i64 i, typename D::Value 
     ((typename D::Raw*)p)[i] = D::store(x);
 }
 
+// N elements that lie side by side, at a multiple of their size or of 16 bytes, which are read and written as a whole.
+template <class D, int N> struct alignas(N * sizeof(typename D::Raw) < 16 ? N * sizeof(typename D::Raw) : 16) Elements {
+    typename D::Raw part[N];
+};
+template <class D, int N> __device__ inline Elements<D, N> elements_at(const typename D::Raw* p) {
+    return *(const Elements<D, N>*)p;
+}
+
 // Conversions: floats to integers towards zero, saturating, NaN to 0; integers modulo the size.
 __device__ inline i64 to_integer(float x, i64 low, i64 high) {
     if (x != x) return 0;

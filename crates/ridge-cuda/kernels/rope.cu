@@ -5,6 +5,51 @@
 // scales are written too: of each key and value of a head, its largest magnitude over that of a code.
 // Numbers: tokens, heads, slots of the cache.
 
+// Elements that are rotated together: 16 bytes, where heads and what is rotated of them are whole ones; else single ones.
+#define WIDE_WHOLE (16 / (int)sizeof(D::Raw))
+#define WIDE (PAIRS % WIDE_WHOLE == 0 && DIM % WIDE_WHOLE == 0 ? WIDE_WHOLE : 1)
+// Units of a head: two vectors that are rotated with each other, or one that is not rotated.
+#define UNITS (DIM / WIDE - PAIRS / WIDE)
+
+// Elements at .. at + WIDE of a head.
+__device__ inline void elements_of(Head head, int at, float (&to)[WIDE]) {
+    const Elements<D, WIDE> x = elements_at<D, WIDE>(head.x + at);
+#if NORM
+    const Elements<NORM_TYPE, WIDE> gain = elements_at<NORM_TYPE, WIDE>(head.gain + at);
+#endif
+#pragma unroll
+    for (int i = 0; i < WIDE; ++i) {
+        to[i] = D::load(x.part[i]);
+#if NORM
+        to[i] = D::wrap(to[i] * head.unit * NORM_TYPE::load(gain.part[i]));
+#endif
+    }
+}
+
+// Gives `put(at, elements)` the vectors of a unit of a head, rotated.
+template <class Put> __device__ inline void rotate_unit(Head head, int unit, const float* cosine, const float* sine, Put put) {
+    float low[WIDE];
+#if PAIRS
+    if (unit < PAIRS / WIDE) {
+        const int at = unit * WIDE;
+        float high[WIDE], first[WIDE], second[WIDE];
+        elements_of(head, at, low);
+        elements_of(head, at + PAIRS, high);
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) {
+            first[i] = low[i] * cosine[at + i] - high[i] * sine[at + i];
+            second[i] = high[i] * cosine[at + i] + low[i] * sine[at + i];
+        }
+        put(at, first);
+        put(at + PAIRS, second);
+        return;
+    }
+#endif
+    const int at = unit * WIDE + PAIRS;
+    elements_of(head, at, low);
+    put(at, low);
+}
+
 #if NORM
 // The factors of heads first .. end of the token at `x`, a warp each; given to all.
 __device__ inline void units_of(const D::Raw* x, int first, int end, float eps, float* unit) {
@@ -44,7 +89,16 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
     const int slot = slots[token];
     // Of equal slots the last token's stays.
     bool later = false;
-    for (int t = token + 1 + threadIdx.x; t < tokens; t += blockDim.x) later |= slots[t] == slot;
+    const int lead = min(token + 1 + (-(int)((u64)(slots + token + 1) / 4) & 3), tokens);
+    for (int t = token + 1 + threadIdx.x; t < lead; t += blockDim.x) later |= slots[t] == slot;
+    for (int t = lead + 4 * threadIdx.x; t < tokens; t += 4 * blockDim.x) {
+        if (t + 4 <= tokens) {
+            const int4 four = *(const int4*)(slots + t);
+            later |= four.x == slot || four.y == slot || four.z == slot || four.w == slot;
+        } else {
+            for (int i = t; i < tokens; ++i) later |= slots[i] == slot;
+        }
+    }
     if (__syncthreads_or(later) || slot < 0 || slot >= n.v[2]) return;
 #if PAIRS
     angles(positions[token], cosine, sine);
@@ -76,16 +130,27 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
     }
 #else
     const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * SIDES * side + (slot % BLOCK) * DIM;
-    for (int i = start + threadIdx.x; i < end; i += blockDim.x) {
-        const int head = i / DIM, e = i % DIM;
-        const i64 from = (i64)token * heads * DIM + head * DIM, to = base + (i64)head * BLOCK * DIM + e;
+    for (int i = start / DIM * UNITS + threadIdx.x; i < end / DIM * UNITS; i += blockDim.x) {
+        const int head = i / UNITS;
+        const i64 from = ((i64)token * heads + head) * DIM, to = base + (i64)head * BLOCK * DIM;
 #if NORM
         const Head of = {k + from, gain, unit[head - start / DIM]};
 #else
         const Head of = {k + from};
 #endif
-        cache[to] = CACHE::store(D::wrap(rotated(of, e, cosine, sine)));
-        if (SIDES > 1) cache[side + to] = CACHE::store(D::load(v[from + e]));
+        rotate_unit(of, i % UNITS, cosine, sine, [&](int at, const float (&x)[WIDE]) {
+            Elements<CACHE, WIDE> key;
+#pragma unroll
+            for (int e = 0; e < WIDE; ++e) key.part[e] = CACHE::store(D::wrap(x[e]));
+            *(Elements<CACHE, WIDE>*)(cache + to + at) = key;
+            if (SIDES > 1) {
+                const Elements<D, WIDE> of_v = elements_at<D, WIDE>(v + from + at);
+                Elements<CACHE, WIDE> value;
+#pragma unroll
+                for (int e = 0; e < WIDE; ++e) value.part[e] = CACHE::store(D::load(of_v.part[e]));
+                *(Elements<CACHE, WIDE>*)(cache + side + to + at) = value;
+            }
+        });
     }
 #endif
 }
@@ -107,14 +172,20 @@ extern "C" __global__ __launch_bounds__(256) void rope(
     __shared__ float unit[HEADS];
     units_of(x + (i64)token * heads * DIM, first / DIM, end / DIM, eps, unit);
 #endif
-    for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
-        const i64 from = (i64)token * heads * DIM + i / DIM * DIM;
+    for (int i = first / DIM * UNITS + threadIdx.x; i < end / DIM * UNITS; i += blockDim.x) {
+        const int head = i / UNITS;
+        const i64 from = ((i64)token * heads + head) * DIM;
 #if NORM
-        const Head of = {x + from, gain, unit[(i - first) / DIM]};
+        const Head of = {x + from, gain, unit[head - first / DIM]};
 #else
         const Head of = {x + from};
 #endif
-        out[from + i % DIM] = D::store(rotated(of, i % DIM, cosine, sine));
+        rotate_unit(of, i % UNITS, cosine, sine, [&](int at, const float (&y)[WIDE]) {
+            Elements<D, WIDE> made;
+#pragma unroll
+            for (int e = 0; e < WIDE; ++e) made.part[e] = D::store(y[e]);
+            *(Elements<D, WIDE>*)(out + from + at) = made;
+        });
     }
 }
 #endif

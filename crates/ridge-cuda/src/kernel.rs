@@ -3,6 +3,8 @@
 //! Extents and strides are arguments, so that one compilation serves every bucket of a program; what shapes the code
 //! (dtypes, the number of axes, which of them are broadcast) is in the source.
 
+mod placed;
+
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};

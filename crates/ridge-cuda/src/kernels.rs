@@ -3,11 +3,13 @@
 
 mod adamw;
 mod adjust;
+mod apart;
 mod attention;
 mod attention_training;
 mod convolution;
 mod entry;
 mod experts;
+mod experts_few;
 mod grouped_linear;
 mod linear;
 mod linear_blocks;
@@ -34,7 +36,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 32] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 33] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -46,6 +48,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 32] = [
     attention_training::TRAINING,
     convolution::CAUSAL,
     experts::EXPERTS,
+    experts_few::FEW,
     grouped_linear::BLOCKS,
     grouped_linear::HOPPER_BLOCKS,
     grouped_linear::ROWS,
@@ -85,6 +88,7 @@ impl CudaKernelRegistry {
             attention_training::entries(),
             convolution::entries(),
             experts::entries(),
+            experts_few::entries(),
             grouped_linear::entries(),
             linear::entries(),
             linear_blocks::entries(),
@@ -116,6 +120,11 @@ impl CudaKernelRegistry {
         self.entries.iter().map(|entry| entry.claim().clone().on(&nominal)).collect()
     }
 
+    /// The same of the kernels that are for any number of rows.
+    fn claims_of_any_rows(&self) -> Vec<passes::Kernel> {
+        self.entries.iter().filter(|entry| entry.always_pays()).map(|entry| entry.claim().clone()).collect()
+    }
+
     /// The kernel `name` for what it claimed.
     ///
     /// # Errors
@@ -126,6 +135,6 @@ impl CudaKernelRegistry {
             let known: Vec<&str> = self.entries.iter().map(CudaKernelEntry::name).collect();
             format!("there is no kernel {name}; the registry has {}", known.join(", "))
         })?;
-        entry.make(spec)
+        if entry.pays(spec) { entry.make(spec) } else { apart::make(self, spec) }
     }
 }

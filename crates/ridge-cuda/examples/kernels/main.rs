@@ -85,6 +85,8 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         cases::codes_by_rows(),
         cases::blocks(),
         cases::experts(),
+        cases::routers(),
+        cases::sums_of_experts(),
         cases::cache_writes(),
         cases::attentions(),
     ];

@@ -138,7 +138,7 @@ const DECODE_BLOCKS_OF_CODES: usize = 396;
 const _: () = assert!(DECODE_BLOCKS_OF_CODES * 4 <= ZERO_BYTES);
 /// The most tokens of a step of the decode kernel, whose prefix sums are in shared memory, alone and beside the prompt kernel.
 const DECODE_TOKENS: usize = 2048;
-const MIXED_TOKENS: usize = 8192;
+const MIXED_TOKENS: usize = 32 << 10;
 /// The least shared memory of its blocks in bytes: two fit on a multiprocessor, but not a third, which would be of the next launch
 /// where launches overlap, and leave that launch with blocks unevenly placed (23 % slower at 256 x 1024).
 const DECODE_SHARED: usize = 80 << 10;

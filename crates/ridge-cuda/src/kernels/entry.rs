@@ -8,12 +8,15 @@ use ridge_graph::passes::{self, Numerics, Offer, OfferRequest, Pattern};
 use crate::kernel::{CudaKernel, CudaKernelSpec};
 
 type Make = dyn Fn(&CudaKernelSpec<'_>) -> Result<CudaKernel, String> + Send + Sync;
+type Pays = fn(&CudaKernelSpec<'_>) -> bool;
 
 /// A kernel under its name, with the pattern that it claims.
 #[derive(Clone)]
 pub struct CudaKernelEntry {
     claim: passes::Kernel,
     make: Arc<Make>,
+    /// The shapes that it is for, if not for all.
+    pays: Option<Pays>,
 }
 
 impl CudaKernelEntry {
@@ -26,7 +29,11 @@ impl CudaKernelEntry {
         supports: fn(&Function) -> bool,
         make: impl Fn(&CudaKernelSpec<'_>) -> Result<CudaKernel, String> + Send + Sync + 'static,
     ) -> Self {
-        Self { claim: passes::Kernel::at_roofline(name, Pattern::parse(pattern), supports), make: Arc::new(make) }
+        Self {
+            claim: passes::Kernel::at_roofline(name, Pattern::parse(pattern), supports),
+            make: Arc::new(make),
+            pays: None,
+        }
     }
 
     /// The kernel with other offers: predicted time, workspace and numerics class by device, extents and ops.
@@ -40,6 +47,22 @@ impl CudaKernelEntry {
     pub(crate) fn numerics_by_extents(self) -> Self {
         let offer = Arc::clone(&self.claim.offer);
         self.offering(move |request| offer(request).map(|offer| Offer { numerics: Numerics::ByExtents, ..offer }))
+    }
+
+    /// The kernel for the shapes for which `pays` is true. For others the group is made by the kernels of its parts, which must be
+    /// there for any shape.
+    pub(crate) fn where_it_pays(self, pays: Pays) -> Self {
+        Self { pays: Some(pays), ..self }
+    }
+
+    /// Is it for any shape?
+    pub(crate) fn always_pays(&self) -> bool {
+        self.pays.is_none()
+    }
+
+    /// Is it for the shapes of `spec`?
+    pub(crate) fn pays(&self, spec: &CudaKernelSpec<'_>) -> bool {
+        self.pays.is_none_or(|pays| pays(spec))
     }
 
     /// The kernel's name.

@@ -12,8 +12,8 @@ pub(super) const EXPERTS: KernelText<'_> = KernelText::new(include_str!("../../k
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
-        CudaKernelEntry::new("moe_router", "moe_router(logits)", chooses, router),
-        CudaKernelEntry::new("moe_router_biased", "moe_router(logits, bias)", chooses, router),
+        CudaKernelEntry::new("moe_router", "moe_router(logits)", supports, router),
+        CudaKernelEntry::new("moe_router_biased", "moe_router(logits, bias)", supports, router),
         CudaKernelEntry::new("expert_permutation", "expert_permutation(ids, seq_ids)", |_| true, permutation),
         CudaKernelEntry::new("expert_combine", "expert_combine(y, places, weights)", |_| true, |s| combine(s, None)),
         CudaKernelEntry::new("expert_combine_add", "add(r, expert_combine(y, places, weights))", adds, |s| {
@@ -27,14 +27,17 @@ const MAX_TOP_K: usize = 32;
 const MAX_EXPERTS: usize = 512;
 
 /// All experts are chosen from, and fit a warp.
-fn chooses(body: &Function) -> bool {
-    let experts = body.args[0].ty.shape.0.last().and_then(Dim::as_const);
-    body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32)
-        && composite::<MoeRouter>(body).is_some_and(|op| op.groups.is_none() && op.top_k <= MAX_TOP_K)
-        && experts.is_some_and(|experts| experts <= MAX_EXPERTS)
+pub(super) fn chooses(op: &MoeRouter, experts: usize) -> bool {
+    op.groups.is_none() && op.top_k <= MAX_TOP_K && (1..=MAX_EXPERTS).contains(&experts)
 }
 
-fn flag(on: bool) -> &'static str {
+fn supports(body: &Function) -> bool {
+    let experts = body.args[0].ty.shape.0.last().and_then(Dim::as_const);
+    body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32)
+        && composite::<MoeRouter>(body).zip(experts).is_some_and(|(op, experts)| chooses(op, experts))
+}
+
+pub(super) fn flag(on: bool) -> &'static str {
     if on { "1" } else { "0" }
 }
 

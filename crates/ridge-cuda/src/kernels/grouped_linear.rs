@@ -6,6 +6,7 @@ use ridge_graph::{DType, Function};
 
 use super::attention::set_shared;
 use super::entry::CudaKernelEntry;
+use super::experts_few;
 use super::linear_blocks::{self, BlockText};
 use super::quantize::scaled;
 use crate::gemm::PROCESSORS;
@@ -195,6 +196,9 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         && (blocks.is_some() || (w.dtype == x.dtype && w.format.is_none()))
         && depth.is_multiple_of(8)
         && depth > 0;
+    if half && gated && blocks.is_none() && x.shape[0] <= experts_few::TOKENS && rows <= experts_few::ROWS * groups {
+        return experts_few::open(spec, GATED_WEIGHT);
+    }
     let others = for_all(spec, [gathered, gated], half, blocks)?;
     let tiling = match blocks {
         _ if !half => return Ok(others),

@@ -1,7 +1,7 @@
 //! Graphs at whose sizes hand-written kernels change their ways: few and many rows, long and ragged contexts, odd columns.
 
 use ridge_graph::format::{self, CodeType, ScaleLayout, ScaledFormat};
-use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};
+use ridge_graph::ops::{MoeRouter, PagedAttention, Rope, rope_frequencies};
 use ridge_graph::{Builder, DType, FormatRef, Graph, Result, Sym, Tensor, Type, Var};
 
 /// A graph that `kernel` must claim whole. Inputs that are not given are random.
@@ -54,7 +54,7 @@ pub(crate) fn experts() -> Vec<KernelCase> {
     for (dtype, format) in kinds {
         let format = format.and_then(|name| format::all().into_iter().find(|f| f.name() == name));
         // Few rows, groups of a tile and more, and rows behind the last.
-        for groups in [[1, 0, 2], [0, 40, 3], [70, 0, 130], [300, 65, 0]] {
+        for groups in [[1, 0, 2], [2, 1, 1], [0, 40, 3], [70, 0, 130], [300, 65, 0]] {
             for (depth, columns) in [(256, 5), (256, 130), (96, 66), (40, 33)] {
                 if format.as_ref().is_some_and(|f| depth % f.granularity(3)[2] != 0) {
                     continue;
@@ -103,6 +103,87 @@ pub(crate) fn experts() -> Vec<KernelCase> {
         let places = (0..pairs as i64).map(|i| if i % 5 == 3 { -1 } else { (i * 3 + 1) % pairs as i64 }).collect();
         case.given = vec![("places", Tensor::int(DType::I32, &[tokens, top_k], places))];
         cases.push(case);
+    }
+    cases
+}
+
+/// Routers from the residual addition to the order of the pairs, in one launch for few tokens and in four for many.
+pub(crate) fn routers() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let kinds =
+        [("expert_route", false, false), ("expert_route_biased", true, false), ("expert_route_offset", false, true)];
+    let shapes =
+        [(1, 2048, 128, 8), (3, 264, 40, 6), (16, 2880, 32, 4), (2, 72, 5, 1), (1, 7168, 256, 8), (21, 264, 40, 6)];
+    for (kernel, bias, offset) in kinds {
+        for (i, (tokens, hidden, experts, top_k)) in shapes.into_iter().enumerate() {
+            let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+            let normalise = i % 3 != 1;
+            let mut case = case(kernel, &format!("{dtype}, {tokens} x {hidden}, {top_k} of {experts}"), |g| {
+                let row = Type::tensor(dtype, [tokens, hidden]);
+                let (x, r) = (g.step_input("x", row.clone())?, g.step_input("r", row)?);
+                let gain = g.weight("gain", Type::tensor(DType::F32, [hidden]))?;
+                let w = g.weight("w", Type::tensor(dtype, [experts, hidden]))?;
+                let b = if offset { Some(g.weight("b", Type::tensor(dtype, [experts]))?) } else { None };
+                let more = if bias { Some(g.weight("more", Type::tensor(DType::F32, [experts]))?) } else { None };
+                let seq_ids = g.step_input("seq_ids", Type::tensor(DType::I32, [tokens]))?;
+                let sum = g.add(x, r)?;
+                let y = g.rms_norm(sum, gain, 1e-5)?;
+                let logits = g.linear_bias(y, w, b)?;
+                let router = MoeRouter { top_k, sigmoid: bias, normalise, scale: 1.5, bias, groups: None };
+                let (ids, shares) = g.moe_router(logits, more, router)?;
+                let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, experts)?;
+                Ok(vec![rows, places, offsets, ids, shares, y, sum])
+            });
+            // Some tokens are padding.
+            let seq_ids = (0..tokens as i64).map(|t| if t % 5 == 2 { -1 } else { t / 3 }).collect();
+            case.given = vec![("seq_ids", Tensor::int(DType::I32, &[tokens], seq_ids))];
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// The last product of experts with the sum of what they give: of few tokens in one launch.
+pub(crate) fn sums_of_experts() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let shapes = [
+        (1, 8, 768, 96, 32),
+        (1, 6, 1408, 33, 64),
+        (5, 3, 40, 130, 9),
+        (16, 4, 264, 8, 32),
+        (40, 2, 96, 66, 4),
+        (7, 4, 520, 9, 5),
+    ];
+    for (i, (tokens, top_k, depth, columns, experts)) in shapes.into_iter().enumerate() {
+        for residual in [true, false] {
+            let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+            let pairs = tokens * top_k;
+            let name = if residual { "expert_sum_add" } else { "expert_sum" };
+            let what = format!("{dtype}, {tokens} of {top_k} of {experts}, {depth} x {columns}");
+            let mut case = case(name, &what, |g| {
+                let x = g.step_input("x", Type::tensor(dtype, [pairs, depth]))?;
+                let w = g.weight("w", Type::tensor(dtype, [experts, columns, depth]))?;
+                let offsets = g.step_input("offsets", Type::tensor(DType::I32, [experts + 1]))?;
+                let places = g.step_input("places", Type::tensor(DType::I32, [tokens, top_k]))?;
+                let weights = g.step_input("weights", Type::tensor(DType::F32, [tokens, top_k]))?;
+                let r = g.step_input("r", Type::tensor(dtype, [tokens, columns]))?;
+                let y = g.grouped_linear(x, w, offsets, None, &Sym::new("reached"))?;
+                let sum = g.expert_combine(y, places, weights)?;
+                Ok(vec![if residual { g.add(r, sum)? } else { sum }])
+            });
+            // A token's experts differ; every seventh pair is padding's.
+            let expert = |pair: usize| (pair / top_k * 5 + pair % top_k * 3 + 1) % experts;
+            let mut order: Vec<usize> = (0..pairs).filter(|pair| pair % 7 != 6).collect();
+            order.sort_by_key(|pair| expert(*pair));
+            let mut places = vec![-1; pairs];
+            order.iter().enumerate().for_each(|(place, pair)| places[*pair] = place as i64);
+            let begins = |e: usize| order.iter().filter(|pair| expert(**pair) < e).count() as i64;
+            case.given = vec![
+                ("places", Tensor::int(DType::I32, &[tokens, top_k], places)),
+                ("offsets", Tensor::int(DType::I32, &[experts + 1], (0..=experts).map(begins).collect())),
+            ];
+            cases.push(case);
+        }
     }
     cases
 }

@@ -148,6 +148,13 @@ fn experts_are_gated_and_added_in_one_launch() {
 }
 
 #[test]
+fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases::routers());
+    hold(&gpu, &cases::sums_of_experts());
+}
+
+#[test]
 fn keys_are_normed_and_rotated_on_their_way_to_the_cache() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::cache_writes());

@@ -1,0 +1,374 @@
+// Experts of a few tokens, in which launches cost more than bytes: all of a router in one launch, from the residual addition to
+// the order of the pairs; and the last product of experts with the sum of what they give.
+// Defines: ROUTE, with those of the router; or OPEN, with those of gate and up; or none, with those of the last product.
+
+#define WIDE (16 / (int)sizeof(D::Raw))
+#define ALL 0xffffffffu
+
+union Vector { uint4 whole; D::Raw part[WIDE]; };
+
+#if ROUTE
+// Floor: the router's weights over bandwidth; in truth the latencies of a launch, of two sums over a block, and of the
+// blocks' meeting. A block makes the logits of WARPS experts for a token, a warp each, from x, which every block norms for itself; the
+// last of the blocks chooses. Weights are read while the launch before ends.
+// Defines: D; NORM_TYPE of the norm's weight; HIDDEN, whole vectors; EXPERTS; TOP_K, at most 32; TOKENS; SIGMOID, NORMALISE; OFFSET, 0 or 1, is something added to the logits, and BIAS, to the scores where they choose; with OFFSET_TYPE.
+// `counter` is 0, and is 0 again in the end; `logits` has a place for each of each token.
+#define WARPS 8
+#define EACH ((EXPERTS + 31) / 32)
+#define LANE_VECTORS ((HIDDEN / WIDE + 31) / 32)
+#define HELD (LANE_VECTORS < 16 ? LANE_VECTORS : 16)
+#define THREAD_VECTORS ((HIDDEN / WIDE + 255) / 256)
+
+// A float as a number of the same order; NaN, below all others, as 0.
+__device__ inline u32 ordered(float x) {
+    const u32 bits = __float_as_uint(x + 0.0f);
+    return x != x ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// A token's experts by one warp, of which a lane has every 32nd: ids and weights; and the ids in `chosen`.
+__device__ inline void choose(
+    const float* logits, const OFFSET_TYPE::Raw* more, float scale, int* ids, float* weights, int* chosen
+) {
+    const int lane = threadIdx.x & 31;
+    float score[EACH], most = -INF;
+    u32 order[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int expert = lane + 32 * i;
+        score[i] = expert < EXPERTS ? __ldcg(logits + expert) : -INF;
+        most = score[i] > most ? score[i] : most;
+    }
+    float total = 0.0f;
+    if (!SIGMOID) {
+        for (int step = 16; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int expert = lane + 32 * i;
+        // Powers of logits less the largest have the order of the logits, but where they vanish.
+        order[i] = ordered(score[i]);
+        score[i] = expert >= EXPERTS ? 0.0f : SIGMOID ? op_sigmoid(score[i]) : expf(score[i] - most);
+        if (SIGMOID) order[i] = ordered(score[i]);
+        total += score[i];
+    }
+    if (!SIGMOID) {
+        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(ALL, total, step);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) score[i] = score[i] / total;
+    }
+#if BIAS
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+        if (lane + 32 * i < EXPERTS) order[i] = ordered(score[i] + OFFSET_TYPE::load(more[lane + 32 * i]));
+#endif
+    u32 taken = 0;
+    float mine = 0.0f, sum = 0.0f;
+    for (int choice = 0; choice < TOP_K; ++choice) {
+        u32 best = 0;
+        float of_best = 0.0f;
+        int which = 0x7fffffff;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const bool better = which == 0x7fffffff || order[i] > best;
+            if (lane + 32 * i < EXPERTS && !(taken >> i & 1) && better) {
+                best = order[i];
+                of_best = score[i];
+                which = lane + 32 * i;
+            }
+        }
+        // The first of those that are largest.
+        const u32 largest = __reduce_max_sync(ALL, best);
+        which = __reduce_min_sync(ALL, best == largest ? which : 0x7fffffff);
+        of_best = __shfl_sync(ALL, of_best, which & 31);
+        if ((which & 31) == lane) taken |= 1u << (which >> 5);
+        if (lane == choice) {
+            mine = of_best;
+            ids[choice] = chosen[choice] = which;
+        }
+        sum += of_best;
+    }
+    if (lane < TOP_K) weights[lane] = (NORMALISE ? mine / sum : mine) * scale;
+}
+
+extern "C" __global__ __launch_bounds__(32 * WARPS) void expert_route(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain,
+    const D::Raw* __restrict__ w, const OFFSET_TYPE::Raw* __restrict__ more, const int* __restrict__ seq_ids,
+    int* __restrict__ rows, int* __restrict__ places, int* __restrict__ offsets, int* __restrict__ ids,
+    float* __restrict__ weights, D::Raw* __restrict__ normed, D::Raw* __restrict__ sum, float* logits, u32* counter,
+    float eps, float scale
+) {
+    __shared__ __align__(16) D::Raw line[HIDDEN];
+    __shared__ float shared[32];
+    __shared__ int expert_of[TOKENS * TOP_K], counts[EXPERTS + 1];
+    __shared__ bool last;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, expert = blockIdx.x * WARPS + warp;
+    const D::Raw* column = w + (i64)min(expert, EXPERTS - 1) * HIDDEN;
+    Vector held[HELD];
+#pragma unroll
+    for (int v = 0; v < HELD; ++v) held[v].whole = __ldg((const uint4*)column + min(v * 32 + lane, HIDDEN / WIDE - 1));
+    others_may_begin();
+    after_others();
+    const int token = blockIdx.y;
+    const i64 base = (i64)token * HIDDEN;
+    const bool mine = blockIdx.x == 0;
+    Vector a[THREAD_VECTORS], b[THREAD_VECTORS];
+#pragma unroll
+    for (int v = 0; v < THREAD_VECTORS; ++v) {
+        const int at = (v * 256 + threadIdx.x) * WIDE;
+        if (at >= HIDDEN) continue;
+        a[v].whole = *(const uint4*)(x + base + at);
+        b[v].whole = *(const uint4*)(r + base + at);
+    }
+    float square = 0.0f;
+#pragma unroll
+    for (int v = 0; v < THREAD_VECTORS; ++v) {
+        const int at = (v * 256 + threadIdx.x) * WIDE;
+        if (at >= HIDDEN) continue;
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) {
+            a[v].part[i] = D::store(D::load(a[v].part[i]) + D::load(b[v].part[i]));
+            square += D::load(a[v].part[i]) * D::load(a[v].part[i]);
+        }
+        if (mine) *(uint4*)(sum + base + at) = a[v].whole;
+    }
+    const float unit = op_rsqrt(block_reduce<Sum>(square, shared) / (float)HIDDEN + eps);
+#pragma unroll
+    for (int v = 0; v < THREAD_VECTORS; ++v) {
+        const int at = (v * 256 + threadIdx.x) * WIDE;
+        if (at >= HIDDEN) continue;
+        const Elements<NORM_TYPE, WIDE> by = elements_at<NORM_TYPE, WIDE>(gain + at);
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) a[v].part[i] = D::store(D::load(a[v].part[i]) * unit * NORM_TYPE::load(by.part[i]));
+        *(uint4*)(line + at) = a[v].whole;
+        if (mine) *(uint4*)(normed + base + at) = a[v].whole;
+    }
+    __syncthreads();
+    float product = 0.0f;
+#pragma unroll
+    for (int v = 0; v < LANE_VECTORS; ++v) {
+        const int at = (v * 32 + lane) * WIDE;
+        if (at >= HIDDEN) continue;
+        Vector k, l;
+        if (v < HELD) k = held[v < HELD ? v : 0]; else k.whole = __ldg((const uint4*)(column + at));
+        l.whole = *(const uint4*)(line + at);
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) product = fmaf(D::load(k.part[i]), D::load(l.part[i]), product);
+    }
+    for (int step = 16; step > 0; step >>= 1) product += __shfl_xor_sync(ALL, product, step);
+#if OFFSET
+    product += OFFSET_TYPE::load(more[min(expert, EXPERTS - 1)]);
+#endif
+    if (lane == 0 && expert < EXPERTS) logits[token * EXPERTS + expert] = D::wrap(product);
+    // The last block has the logits of all.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(counter, 1) == gridDim.x * gridDim.y - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    for (int e = threadIdx.x; e <= EXPERTS; e += 256) counts[e] = 0;
+    for (int token = warp; token < TOKENS; token += WARPS)
+        choose(logits + token * EXPERTS, more, scale, ids + token * TOP_K, weights + token * TOP_K, expert_of + token * TOP_K);
+    __syncthreads();
+    // Pairs in the order of experts, and of one expert in their own; those of padding to none.
+    const int pairs = TOKENS * TOP_K;
+    for (int pair = threadIdx.x; pair < pairs; pair += 256) {
+        if (seq_ids[pair / TOP_K] < 0) expert_of[pair] = EXPERTS;
+        atomicAdd(&counts[expert_of[pair]], 1);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        int before = 0;
+        for (int base = 0; base <= EXPERTS; base += 32) {
+            const int e = base + lane, own = e <= EXPERTS ? counts[e] : 0;
+            int upto = own;
+#pragma unroll
+            for (int step = 1; step < 32; step <<= 1) {
+                const int lower = __shfl_up_sync(ALL, upto, step);
+                if (lane >= step) upto += lower;
+            }
+            if (e <= EXPERTS) offsets[e] = counts[e] = before + upto - own;
+            before += __shfl_sync(ALL, upto, 31);
+        }
+    }
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < pairs; pair += 256) {
+        const int of = expert_of[pair];
+        int place = counts[of];
+        for (int other = 0; other < pair; ++other) place += expert_of[other] == of;
+        places[pair] = of < EXPERTS ? place : -1;
+        // Behind those of experts there is no token.
+        rows[place] = of < EXPERTS ? pair / TOP_K : -1;
+    }
+}
+#else
+// Calls `each(group, begin, end)` with the groups that have rows which are this warp's: every WARPS-th of them.
+template <class F> __device__ inline void over_groups(const int* offsets, i64 rows, F each) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int nth = 0;
+    for (int base = 0; base < GROUPS; base += 32) {
+        const int g = base + lane;
+        const int from = g < GROUPS ? offsets[g] : 0, to = g < GROUPS ? (int)min((i64)offsets[g + 1], rows) : 0;
+        for (u32 some = __ballot_sync(ALL, to > from); some; some &= some - 1, ++nth) {
+            if (nth % WARPS != warp) continue;
+            const int of = __ffs(some) - 1;
+            each(base + of, __shfl_sync(ALL, from, of), __shfl_sync(ALL, to, of));
+        }
+    }
+}
+
+// Adds to `sums` of up to ROWS rows of x, at `of_x`, null where there is none, their products with COUNT columns of a weight.
+template <int COUNT, int ROWS> __device__ inline void multiply(
+    const D::Raw* const (&column)[COUNT], const D::Raw* const (&of_x)[ROWS], float (&sums)[ROWS][COUNT]
+) {
+#pragma unroll 1
+    for (int k = (threadIdx.x & 31) * WIDE; k < DEPTH; k += AHEAD * 32 * WIDE) {
+        Vector held[AHEAD][COUNT];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+            for (int c = 0; c < COUNT; ++c) {
+                const int at = k + u * 32 * WIDE;
+                held[u][c].whole = __ldg((const uint4*)(column[c] + (at < DEPTH ? at : k)));
+            }
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            if (!of_x[i]) continue;
+            Vector x[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                const int at = k + u * 32 * WIDE;
+                x[u].whole = *(const uint4*)(of_x[i] + (at < DEPTH ? at : k));
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                if (k + u * 32 * WIDE >= DEPTH) break;
+#pragma unroll
+                for (int c = 0; c < COUNT; ++c)
+#pragma unroll
+                    for (int e = 0; e < WIDE; ++e)
+                        sums[i][c] = fmaf(D::load(x[u].part[e]), D::load(held[u][c].part[e]), sums[i][c]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c)
+            for (int step = 16; step > 0; step >>= 1) sums[i][c] += __shfl_xor_sync(ALL, sums[i][c], step);
+}
+
+#if OPEN
+// Gate and up of experts. Floor: the bytes of the weights that experts reach over bandwidth. A block makes COLUMNS of the result for all
+// rows: its warps take the experts that have rows in turn.
+// Defines: D; GROUPS; MOST rows of a group; DEPTH, whole vectors; WARPS; COLUMNS; AHEAD, vectors of a column that are on their way at
+// a time; BLOCKS of a multiprocessor.
+// Numbers: rows, rows of x, columns.
+#define ROWS (MOST < 2 ? MOST : 2)
+
+extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_open(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ gate, const D::Raw* __restrict__ up,
+    const int* __restrict__ offsets, const int* __restrict__ index, D::Raw* __restrict__ y, Numbers<3> n
+) {
+    const int lane = threadIdx.x & 31, column = blockIdx.x * COLUMNS;
+    const i64 rows = n.v[0], of_x = n.v[1], columns = n.v[2];
+    others_may_begin();
+    after_others();
+    over_groups(offsets, rows, [&](int group, int begin, int end) {
+        const D::Raw* weight[2 * COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const i64 at = (group * columns + min((i64)column + c, columns - 1)) * DEPTH;
+            weight[c] = gate + at;
+            weight[COLUMNS + c] = up + at;
+        }
+        for (int first = begin; first < end; first += ROWS) {
+            const D::Raw* row[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                const int of = first + i < end ? index[first + i] : -1;
+                row[i] = of >= 0 && of < of_x ? x + (i64)of * DEPTH : nullptr;
+            }
+            float sums[ROWS][2 * COLUMNS] = {};
+            multiply(weight, row, sums);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c)
+                    if (lane == c && first + i < end && column + c < columns)
+                        y[(first + i) * columns + column + c] = D::store(gated<D>(sums[i][c], sums[i][COLUMNS + c]));
+        }
+    });
+    // Rows of no expert.
+    for (i64 i = offsets[GROUPS] + threadIdx.x / COLUMNS; i < rows; i += 32 * WARPS / COLUMNS)
+        if (column + threadIdx.x % COLUMNS < columns) y[i * columns + column + threadIdx.x % COLUMNS] = D::store(0.0f);
+}
+#else
+// Floor: the bytes of the weights that experts reach over bandwidth. A block makes COLUMNS of the result for all tokens: its warps
+// take the experts that have rows in turn, and add what they give, times its weight, to sums of their own, which are added in the
+// order of warps.
+// Defines: D; GROUPS; TOP_K; TOKENS, the most there are; DEPTH, whole vectors; ADD, 0 or 1; WARPS; COLUMNS; AHEAD; BLOCKS, as above.
+// Numbers: tokens, columns, rows of x.
+#define ROWS (TOKENS < 2 ? TOKENS : 2)
+
+extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_sum(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ w, const int* __restrict__ offsets,
+    const int* __restrict__ places, const float* __restrict__ weights, const D::Raw* __restrict__ r,
+    D::Raw* __restrict__ out, Numbers<3> n
+) {
+    __shared__ float sums[WARPS][TOKENS][COLUMNS];
+    __shared__ int pair_at[TOKENS * TOP_K];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tokens = (int)n.v[0], column = blockIdx.x * COLUMNS;
+    const i64 columns = n.v[1];
+    others_may_begin();
+    after_others();
+    for (int place = threadIdx.x; place < TOKENS * TOP_K; place += 32 * WARPS) pair_at[place] = -1;
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < tokens * TOP_K; pair += 32 * WARPS) {
+        const int place = places[pair];
+        if (place >= 0 && place < TOKENS * TOP_K) pair_at[place] = pair;
+    }
+    for (int i = lane; i < tokens * COLUMNS; i += 32) (&sums[warp][0][0])[i] = 0.0f;
+    __syncthreads();
+    over_groups(offsets, n.v[2], [&](int group, int begin, int end) {
+        const D::Raw* weight[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) weight[c] = w + (group * columns + min((i64)column + c, columns - 1)) * DEPTH;
+        for (int first = begin; first < end; first += ROWS) {
+            const D::Raw* row[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) row[i] = first + i < end ? x + (i64)(first + i) * DEPTH : nullptr;
+            float products[ROWS][COLUMNS] = {};
+            multiply(weight, row, products);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                const int pair = first + i < end ? pair_at[first + i] : -1;
+                if (pair < 0) continue;
+                float mine = 0.0f;
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c)
+                    if (lane == c) mine = products[i][c];
+                if (lane < COLUMNS) {
+                    float& sum = sums[warp][pair / TOP_K][lane];
+                    sum = fmaf(weights[pair], D::wrap(mine), sum);
+                }
+            }
+        }
+    });
+    __syncthreads();
+    for (int i = threadIdx.x; i < tokens * COLUMNS; i += 32 * WARPS) {
+        const int token = i / COLUMNS, c = i % COLUMNS;
+        if (column + c >= columns) continue;
+        float sum = 0.0f;
+#pragma unroll
+        for (int of = 0; of < WARPS; ++of) sum += sums[of][token][c];
+        const i64 at = token * columns + column + c;
+#if ADD
+        sum = D::load(r[at]) + D::wrap(sum);
+#endif
+        out[at] = D::store(sum);
+    }
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+//! Groups in their parts: what takes the place of a kernel that is for few rows where there are many.
+
+use std::collections::HashMap;
+
+use ridge_graph::passes::{Extents, claim};
+use ridge_graph::{FuncId, Graph, GroupKind, Op, Var};
+
+use super::CudaKernelRegistry;
+use crate::kernel::{CudaKernel, CudaKernelSpec, CudaOperand, OperandSlot, SlotOffset};
+
+/// Values between the parts begin at a multiple of this many bytes.
+const ALIGN: usize = 256;
+
+/// The ops of the group `spec` by the kernels of `registry` that are for any number of rows, one after another, with what is
+/// between them in scratch memory.
+///
+/// # Errors
+/// When one of the ops has no such kernel, or not for these shapes.
+pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let mut graph = Graph { functions: vec![spec.body.clone()], main: FuncId(0) };
+    claim(&mut graph, &registry.claims_of_any_rows(), Extents::Any);
+    let function = graph.main();
+    let mut places: HashMap<Var, SlotOffset> = HashMap::new();
+    for (i, output) in function.outputs.iter().enumerate() {
+        places.insert(output.var, (OperandSlot::Output(i), 0));
+    }
+    let (mut parts, mut between) = (Vec::new(), 0usize);
+    for (i, node) in function.nodes.iter().enumerate() {
+        let operand = |ty| CudaOperand::new(ty, spec.bindings);
+        let outputs: Vec<CudaOperand> = node.outputs.iter().map(operand).collect::<Result<_, _>>()?;
+        let group = match &node.op {
+            Op::Arg(of) => {
+                places.insert(function.var(i, 0), (OperandSlot::Input(*of), 0));
+                continue;
+            }
+            Op::Group(group) => group,
+            op => return Err(format!("the part {op:?} has no kernel")),
+        };
+        let GroupKind::Kernel(name) = &group.kind else { return Err("a part is not a kernel's".into()) };
+        for (out, operand) in outputs.iter().enumerate() {
+            places.entry(function.var(i, out)).or_insert_with(|| {
+                let at = between;
+                between = (between + operand.bytes).next_multiple_of(ALIGN);
+                (OperandSlot::Scratch, at)
+            });
+        }
+        let inputs = node.inputs.iter().map(|v| operand(function.ty(*v))).collect::<Result<_, _>>()?;
+        let part = CudaKernelSpec { body: &group.body, inputs, outputs, bindings: spec.bindings };
+        parts.push((i, registry.make(name, &part)?));
+    }
+    let mut all = CudaKernel { actions: Vec::new(), scratch: between };
+    for (i, part) in parts {
+        let node = &function.nodes[i];
+        let place = |slot: OperandSlot| match slot {
+            OperandSlot::Input(of) => places[&node.inputs[of]],
+            OperandSlot::Output(out) => places[&function.var(i, out)],
+            OperandSlot::Scratch => (OperandSlot::Scratch, between),
+            OperandSlot::Zeros => (OperandSlot::Zeros, 0),
+        };
+        all.scratch = all.scratch.max(between + part.scratch);
+        for action in part.actions {
+            all.actions.push(action.placed(&place)?);
+        }
+    }
+    Ok(all)
+}

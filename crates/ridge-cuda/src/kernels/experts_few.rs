@@ -1,0 +1,232 @@
+//! Experts of few tokens: `kernels/experts_few.cu`.
+
+use ridge_graph::ops::{ExpertCombine, GroupedLinear, Linear, MoeRouter, RmsNorm};
+use ridge_graph::{Composite, DType, Dim, Function, Op, Type};
+
+use super::entry::CudaKernelEntry;
+use super::experts::{chooses, flag};
+use super::norm;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, composite,
+    grid, input, name, numbers, output,
+};
+
+/// The router's weights are prefetched; see [`DeviceAction::Launch`].
+pub(super) const FEW: KernelText<'_> = KernelText::new(include_str!("../../kernels/experts_few.cu")).early_launch();
+
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    let norm = "linear(*rms_norm(*add(x, r), w), g";
+    let routes = [
+        ("expert_route", format!("expert_permutation(*moe_router({norm})), seq_ids)"), 0),
+        ("expert_route_biased", format!("expert_permutation(*moe_router({norm}), bias), seq_ids)"), 1),
+        ("expert_route_offset", format!("expert_permutation(*moe_router({norm}, b)), seq_ids)"), 1),
+    ];
+    let routes = routes.into_iter().map(|(name, pattern, more)| {
+        let supports = if more == 0 { routes_alone } else { routes_with_more };
+        CudaKernelEntry::new(name, &pattern, supports, move |spec| route(spec, more)).where_it_pays(few_tokens)
+    });
+    let sums = [
+        CudaKernelEntry::new(
+            "expert_sum",
+            "expert_combine(grouped_linear(x, w, offsets), places, weights)",
+            adds_up,
+            |spec| sum(spec, false),
+        ),
+        CudaKernelEntry::new(
+            "expert_sum_add",
+            "add(r, expert_combine(grouped_linear(x, w, offsets), places, weights))",
+            |body| adds_up(body) && stays(body),
+            |spec| sum(spec, true),
+        ),
+    ];
+    let sums = sums.into_iter().map(|entry| entry.where_it_pays(few_pairs));
+    // Few rows are summed in an order of their own.
+    routes.chain(sums).map(CudaKernelEntry::numerics_by_extents).collect()
+}
+
+/// Tokens up to which these kernels are quicker than others.
+pub(super) const TOKENS: usize = 16;
+/// Rows of an expert, on average, up to which they are.
+pub(super) const ROWS: usize = 2;
+/// Elements of a row that a block holds in shared memory.
+const MOST_HIDDEN: usize = 8192;
+
+/// A matrix of a 16-bit float whose rows are whole vectors.
+fn halves(ty: &Type) -> bool {
+    matches!(ty.dtype, DType::BF16 | DType::F16) && ty.format.is_none() && constant(ty.shape.last()).is_multiple_of(8)
+}
+
+/// The extent, 1 where it is none that is known.
+fn constant(dim: Dim) -> usize {
+    dim.as_const().unwrap_or(1)
+}
+
+/// Inputs of the patterns of a router: x, what is added to it, the norm's weight, the router's; what there is more of; sequences.
+fn routes(body: &Function, more: usize) -> bool {
+    let ty = |i: usize| &body.args[i].ty;
+    let (x, w) = (ty(0), ty(3));
+    let fits = *x == *ty(1)
+        && x.shape.rank() == 2
+        && halves(x)
+        && halves(w)
+        && x.dtype == w.dtype
+        && norm::wide(x)
+        && constant(x.shape.last()) <= MOST_HIDDEN;
+    let plain = body.args.iter().all(|arg| arg.ty.format.is_none());
+    let (bias, router) = (more == 1 && linear(body).is_some_and(|l| !l.bias), composite::<MoeRouter>(body));
+    fits && plain
+        && router.is_some_and(|op| chooses(op, constant(w.shape.0[0].clone())))
+        && (!bias || ty(4).dtype == DType::F32)
+}
+
+fn routes_alone(body: &Function) -> bool {
+    routes(body, 0)
+}
+
+fn routes_with_more(body: &Function) -> bool {
+    routes(body, 1)
+}
+
+fn linear(body: &Function) -> Option<&Linear> {
+    composite::<Linear>(body)
+}
+
+/// The inputs of the patterns of a product: of it x, w and offsets, behind what the sum is added to.
+fn product(body: &Function) -> Option<(&Type, &Type)> {
+    let first = usize::from(body.args.len() > 5);
+    composite::<GroupedLinear>(body).map(|_| (&body.args[first].ty, &body.args[first + 1].ty))
+}
+
+fn adds_up(body: &Function) -> bool {
+    product(body).is_some_and(|(x, w)| halves(x) && halves(w) && x.dtype == w.dtype)
+}
+
+/// What the sum is added to is of its type, and stays so.
+fn stays(body: &Function) -> bool {
+    let r = &body.args[0].ty;
+    let combined = body.nodes.iter().find(|n| is::<ExpertCombine>(&n.op));
+    *r == *body.ty(body.outputs[0].var) && combined.is_some_and(|n| n.outputs[0] == *r)
+}
+
+fn is<T: Composite>(op: &Op) -> bool {
+    matches!(op, Op::Composite(op) if op.downcast::<T>().is_some())
+}
+
+fn few_tokens(spec: &CudaKernelSpec<'_>) -> bool {
+    (1..=TOKENS).contains(&spec.inputs[0].shape[0])
+}
+
+fn few_pairs(spec: &CudaKernelSpec<'_>) -> bool {
+    let first = usize::from(spec.inputs.len() > 5);
+    let (rows, groups) = (spec.inputs[first].shape[0], spec.inputs[first + 1].shape[0]);
+    let [tokens, top_k] = spec.inputs[first + 3].shape[..] else { return false };
+    (1..=TOKENS).contains(&tokens)
+        && rows == tokens * top_k
+        && rows > 0
+        && rows <= ROWS * groups
+        && spec.outputs[0].len() > 0
+}
+
+/// The router of few tokens, with its norm, in one launch.
+fn route(spec: &CudaKernelSpec<'_>, more: usize) -> Result<CudaKernel, String> {
+    let router = spec.composite::<MoeRouter>().ok_or("no moe_router in the group")?;
+    let norm = spec.composite::<RmsNorm>().ok_or("no rms_norm in the group")?;
+    let offset = linear(spec.body).is_some_and(|linear| linear.bias);
+    let (x, w) = (&spec.inputs[0], &spec.inputs[3]);
+    let [tokens, hidden] = x.shape[..] else { return Err("x must have two axes".into()) };
+    let experts = w.shape[0];
+    let texts = [hidden, experts, router.top_k, tokens].map(|n| n.to_string());
+    let [hidden_text, experts_text, top_k_text, tokens_text] = texts.each_ref().map(String::as_str);
+    // Where there is nothing more, any address will do.
+    let more_at = 3 + more;
+    let defines = [
+        ("ROUTE", "1"),
+        ("D", name(x.dtype)),
+        ("NORM_TYPE", name(spec.inputs[2].dtype)),
+        ("HIDDEN", hidden_text),
+        ("EXPERTS", experts_text),
+        ("TOP_K", top_k_text),
+        ("TOKENS", tokens_text),
+        ("SIGMOID", flag(router.sigmoid)),
+        ("NORMALISE", flag(router.normalise)),
+        ("OFFSET", flag(offset)),
+        ("BIAS", flag(router.bias)),
+        ("OFFSET_TYPE", name(spec.inputs[more_at].dtype)),
+    ];
+    let mut args: Vec<LaunchArg> = (0..4).chain([more_at, 4 + more]).map(input).collect();
+    args.extend((0..7).map(output));
+    let at = |slot: SlotOffset| LaunchArg::Pointer(slot.0, slot.1);
+    args.extend([at((OperandSlot::Scratch, 0)), at((OperandSlot::Zeros, 0))]);
+    args.extend([norm.eps, router.scale].map(|n| LaunchArg::Float(n as f32)));
+    let source = CudaSource::new("expert_route", &defines, &FEW);
+    let mut kernel = grid(source, [experts.div_ceil(8), tokens, 1], 256, args)?;
+    for action in &mut kernel.actions {
+        if let DeviceAction::Launch { prefetched, .. } = action {
+            prefetched.push(OperandSlot::Input(3));
+        }
+    }
+    Ok(CudaKernel { scratch: tokens * experts * 4, ..kernel })
+}
+
+/// How the products of few rows divide their work: `WARPS`, `COLUMNS`, `AHEAD` and `BLOCKS` of the text.
+#[derive(Clone, Copy)]
+struct Division {
+    warps: usize,
+    columns: usize,
+    ahead: usize,
+    blocks: usize,
+}
+
+impl Division {
+    fn defines(self) -> [(&'static str, String); 4] {
+        let Self { warps, columns, ahead, blocks } = self;
+        [("WARPS", warps), ("COLUMNS", columns), ("AHEAD", ahead), ("BLOCKS", blocks)].map(|(k, n)| (k, n.to_string()))
+    }
+}
+
+/// Of gate and up of single rows, and of several; and of the last product. Found by trying (H200).
+const OPEN_ONE: Division = Division { warps: 8, columns: 2, ahead: 3, blocks: 3 };
+const OPEN: Division = Division { warps: 8, columns: 2, ahead: 2, blocks: 3 };
+const SUM: Division = Division { warps: 8, columns: 8, ahead: 2, blocks: 2 };
+
+/// Gate and up of experts, of rows `index` of x, where they have few: inputs x, gate, offsets, rows, and up in place `up`.
+pub(super) fn open(spec: &CudaKernelSpec<'_>, up: usize) -> Result<CudaKernel, String> {
+    let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
+    let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
+    let tokens = x.shape[0];
+    let division = if tokens == 1 { OPEN_ONE } else { OPEN };
+    let mut defines = vec![("ROUTE", "0".to_owned()), ("OPEN", "1".into()), ("D", name(x.dtype).into())];
+    defines.extend([("GROUPS", groups), ("MOST", tokens), ("DEPTH", depth)].map(|(k, n)| (k, n.to_string())));
+    let args =
+        vec![input(0), input(1), input(up), input(2), input(3), output(0), numbers(&[y.shape[0], tokens, columns])];
+    launch("expert_open", defines, division, columns, args)
+}
+
+/// The last product of experts with the sum of what they give, added to input 0 if `residual`.
+fn sum(spec: &CudaKernelSpec<'_>, residual: bool) -> Result<CudaKernel, String> {
+    let first = usize::from(residual);
+    let [x, w, _, places, _] = &spec.inputs[first..] else { return Err("a product has five inputs here".into()) };
+    let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
+    let [tokens, top_k] = places.shape[..] else { return Err("places have two axes".into()) };
+    let mut defines = vec![("ROUTE", "0".to_owned()), ("OPEN", "0".into()), ("D", name(x.dtype).into())];
+    let sizes = [("GROUPS", groups), ("TOP_K", top_k), ("TOKENS", tokens), ("DEPTH", depth)];
+    defines.extend(sizes.map(|(k, n)| (k, n.to_string())));
+    defines.push(("ADD", flag(residual).into()));
+    // Where nothing is added, any address will do.
+    let mut args: Vec<LaunchArg> = (first..first + 5).chain([0]).map(input).collect();
+    args.extend([output(0), numbers(&[tokens, columns, x.shape[0]])]);
+    launch("expert_sum", defines, SUM, columns, args)
+}
+
+fn launch(
+    entry: &str,
+    mut defines: Vec<(&'static str, String)>,
+    division: Division,
+    columns: usize,
+    args: Vec<LaunchArg>,
+) -> Result<CudaKernel, String> {
+    defines.extend(division.defines());
+    let defines: Vec<(&str, &str)> = defines.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let source = CudaSource::new(entry, &defines, &FEW);
+    grid(source, [columns.div_ceil(division.columns), 1, 1], 32 * division.warps as u32, args)
+}
