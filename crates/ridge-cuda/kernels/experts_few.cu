@@ -308,14 +308,14 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_open(
 // Floor: the bytes of the weights that experts reach over bandwidth. A block makes COLUMNS of the result for all tokens: its warps
 // take the experts that have rows in turn, and add what they give, times its weight, to sums of their own, which are added in the
 // order of warps.
-// Defines: D; GROUPS; TOP_K; TOKENS, the most there are; DEPTH, whole vectors; ADD, 0 or 1; WARPS; COLUMNS; AHEAD; BLOCKS, as above.
+// Defines: D; GROUPS; TOP_K; TOKENS, the most there are; DEPTH, whole vectors; ADD, of r and s, which is added first: 0, 1 or 2; WARPS; COLUMNS; AHEAD; BLOCKS, as above.
 // Numbers: tokens, columns, rows of x.
 #define ROWS (TOKENS < 2 ? TOKENS : 2)
 
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_sum(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ w, const int* __restrict__ offsets,
     const int* __restrict__ places, const float* __restrict__ weights, const D::Raw* __restrict__ r,
-    D::Raw* __restrict__ out, Numbers<3> n
+    const D::Raw* __restrict__ s, D::Raw* __restrict__ out, Numbers<3> n
 ) {
     __shared__ float sums[WARPS][TOKENS][COLUMNS];
     __shared__ int pair_at[TOKENS * TOP_K];
@@ -364,6 +364,9 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_sum(
 #pragma unroll
         for (int of = 0; of < WARPS; ++of) sum += sums[of][token][c];
         const i64 at = token * columns + column + c;
+#if ADD == 2
+        sum = D::load(s[at]) + D::wrap(sum);
+#endif
 #if ADD
         sum = D::load(r[at]) + D::wrap(sum);
 #endif

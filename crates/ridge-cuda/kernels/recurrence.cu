@@ -1,7 +1,7 @@
 // Linear recurrences whose state is a matrix, token by token. A block has some columns of the state of a head of a sequence in
 // registers: four threads a column, which share its keys, so that a sum over the keys is two shuffles. Floor: the
 // operands' bytes over bandwidth; long sequences are bound by the latency of a token, about a microsecond.
-// Numbers: tokens, rows, groups, heads, value. KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance, and LEAST: rows of
+// Numbers: tokens, rows, groups, heads, value, lines of the states' table. LINES; KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance, and LEAST: rows of
 // so many tokens or more are another kernel's.
 
 #define SLICES 4
@@ -41,14 +41,16 @@ struct Compensated {
 extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
-    const float* __restrict__ erase, const float* __restrict__ write, float* __restrict__ y, float* __restrict__ after,
-    Numbers<5> n
+    const float* __restrict__ erase, const float* __restrict__ write, const int* __restrict__ lines,
+    float* __restrict__ y, float* __restrict__ after, Numbers<6> n
 ) {
     // Keys behind the last are zeros.
     __shared__ float qs[MINE * SLICES], ks[MINE * SLICES], kept[MINE * SLICES], from[MINE * SLICES], to[MINE * SLICES];
     const i64 tokens = n.v[0], rows = n.v[1], groups = n.v[2], heads = n.v[3], value = n.v[4];
     const i64 tiles = (value + COLUMNS - 1) / COLUMNS, all = rows * heads * tiles;
     const int t = threadIdx.x, slice = t % SLICES;
+    others_may_begin();
+    after_others();
     for (int i = t; i < MINE * SLICES; i += SLICES * COLUMNS) qs[i] = ks[i] = kept[i] = from[i] = to[i] = 0.0f;
     for (i64 block = blockIdx.x; block <= all; block += gridDim.x) {
         if (block == all) {
@@ -60,12 +62,13 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
         if (starts[row + 1] - starts[row] >= LEAST) continue;
         const i64 column = block % tiles * COLUMNS + t / SLICES;
         const bool has = column < value;
-        const i64 base = (row * heads + head) * KEY;
+        const i64 from_line = line_of(lines, n.v[5], row, 0), to_line = line_of(lines, n.v[5], row, 1);
+        const i64 base = (from_line * heads + head) * KEY, to_base = (to_line * heads + head) * KEY;
         float s[MINE];
         #pragma unroll
         for (int j = 0; j < MINE; ++j) {
             const int i = j * SLICES + slice;
-            s[j] = has && i < KEY ? before[(base + i) * value + column] : 0.0f;
+            s[j] = has && i < KEY && from_line >= 0 ? before[(base + i) * value + column] : 0.0f;
         }
         const i64 end = min((i64)starts[row + 1], tokens);
         for (i64 token = max(starts[row], 0); token < end; ++token) {
@@ -100,7 +103,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
         #pragma unroll
         for (int j = 0; j < MINE; ++j) {
             const int i = j * SLICES + slice;
-            if (has && i < KEY) after[(base + i) * value + column] = s[j];
+            if (has && i < KEY && to_line >= 0) after[(to_base + i) * value + column] = s[j];
         }
     }
 }
@@ -113,8 +116,10 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
 extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence_channels(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
-    float* __restrict__ y, float* __restrict__ after, Numbers<4> n
+    const int* __restrict__ lines, float* __restrict__ y, float* __restrict__ after, Numbers<5> n
 ) {
+    others_may_begin();
+    after_others();
     const i64 tokens = n.v[0], rows = n.v[1], groups = n.v[2], heads = n.v[3], tiles = (heads + COLUMNS - 1) / COLUMNS;
     const int t = threadIdx.x, slice = t % SLICES;
     if (blockIdx.x == tiles * rows) {
@@ -124,12 +129,14 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence_channe
     }
     const i64 row = blockIdx.x / tiles, mine = blockIdx.x % tiles * COLUMNS + t / SLICES;
     const bool has = mine < heads;
-    const i64 head = has ? mine : heads - 1, group = head * groups / heads, base = (row * heads + head) * KEY;
+    const i64 head = has ? mine : heads - 1, group = head * groups / heads;
+    const i64 from_line = line_of(lines, n.v[4], row, 0), to_line = line_of(lines, n.v[4], row, 1);
+    const i64 base = (from_line * heads + head) * KEY, to_base = (to_line * heads + head) * KEY;
     float s[MINE];
 #pragma unroll
     for (int j = 0; j < MINE; ++j) {
         const int i = j * SLICES + slice;
-        s[j] = i < KEY ? before[base + i] : 0.0f;
+        s[j] = i < KEY && from_line >= 0 ? before[base + i] : 0.0f;
     }
     const i64 end = min((i64)starts[row + 1], tokens);
     for (i64 token = max(starts[row], 0); token < end; token += AHEAD) {
@@ -163,7 +170,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence_channe
 #pragma unroll
     for (int j = 0; j < MINE; ++j) {
         const int i = j * SLICES + slice;
-        if (has && i < KEY) after[base + i] = s[j];
+        if (has && i < KEY && to_line >= 0) after[to_base + i] = s[j];
     }
 }
 #endif

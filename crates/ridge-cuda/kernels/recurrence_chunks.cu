@@ -15,7 +15,8 @@
 // with a part of low rank, at a sixth of the rate of bf16.
 // Rows of fewer than LEAST tokens, half a chunk, are left to another kernel. Chunk c of row r has number starts[r] / LEAST + c, so that there are no more
 // numbers than tokens allow: from floor(a / 16) on, a row of n >= 16 tokens at a has floor((a + n) / 16) - floor(a / 16) >= ceil(n / 32) of its own.
-// Defines: KEY; LOW_RANK, 0 or 1; SLAB, heads of one group whose scores a block makes; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value.
+// Defines: KEY; LOW_RANK, 0 or 1; SLAB, heads of one group whose scores a block makes; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value, and of
+// `recurrence_chunks` the lines of the states' table. LINES, as in lines.cuh.
 
 #define WARPS 4
 #define CHUNK 32
@@ -144,9 +145,11 @@ __device__ inline bool find_chunk(const int* starts, int rows, i64 tokens, i64 n
 // The weights of V in y; with a part of low rank those of u too, N and R. A block takes SLAB heads of a group, one with such a part.
 extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ decay, const int* __restrict__ starts,
-    const float* __restrict__ erase, const float* __restrict__ write, float* __restrict__ scores, Numbers<5> n
+    const float* __restrict__ erase, const float* __restrict__ write, float* __restrict__ scores, Numbers<6> n
 ) {
     extern __shared__ __align__(16) float room[];
+    others_may_begin();
+    after_others();
     __shared__ double sums[SLAB][CHUNK];
     const i64 tokens = n.v[0], groups = n.v[2], heads = n.v[3], slabs = heads / SLAB, number = blockIdx.x / slabs;
     const i64 head = blockIdx.x % slabs * SLAB, group = head * groups / heads;
@@ -254,9 +257,11 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, const float* __restrict__ scores,
-    float* __restrict__ y, float* __restrict__ after, Numbers<5> n
+    const int* __restrict__ lines, float* __restrict__ y, float* __restrict__ after, Numbers<6> n
 ) {
     extern __shared__ __align__(16) float room[];
+    others_may_begin();
+    after_others();
     const int tokens = (int)n.v[0], groups = (int)n.v[2], heads = (int)n.v[3], value = (int)n.v[4];
     const int tiles = (value + COLUMNS - 1) / COLUMNS;
     const int head = (int)(blockIdx.x / tiles % heads), row = (int)(blockIdx.x / tiles / heads);
@@ -264,7 +269,8 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
     const int start = max(starts[row], 0), end = min(starts[row + 1], tokens);
     if (end - start < LEAST) return;
     const int group = (int)((i64)head * groups / heads);
-    const i64 base = ((i64)row * heads + head) * KEY;
+    const i64 from_line = line_of(lines, n.v[5], row, 0), to_line = line_of(lines, n.v[5], row, 1);
+    const i64 base = (from_line * heads + head) * KEY, to_base = (to_line * heads + head) * KEY;
     float* state = room;
     float* qs = state + DEPTH * OF_VALUES;
     float* ks = qs + CHUNK * BY_ROW;
@@ -311,7 +317,7 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
     fetch_columns(start);
     EACH_OF_STATE {
         const int i = S_ROW, c = S_COLUMN;
-        s[part][tile][e] = i < KEY && c < columns ? before[(base + i) * value + column + c] : 0.0f;
+        s[part][tile][e] = i < KEY && c < columns && from_line >= 0 ? before[(base + i) * value + column + c] : 0.0f;
         state[i * OF_VALUES + c] = s[part][tile][e];
     }
     for (int first = start; first < end; first += CHUNK) {
@@ -367,6 +373,6 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
     }
     EACH_OF_STATE {
         const int i = S_ROW, c = S_COLUMN;
-        if (i < KEY && c < columns) after[(base + i) * value + column + c] = s[part][tile][e];
+        if (i < KEY && c < columns && to_line >= 0) after[(to_base + i) * value + column + c] = s[part][tile][e];
     }
 }

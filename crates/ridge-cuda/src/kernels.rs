@@ -18,6 +18,7 @@ mod linear_scaled;
 mod norm;
 mod norm_rows;
 mod quantize;
+mod recurrence;
 mod rope;
 mod sampling;
 mod sparse_attention;
@@ -97,6 +98,7 @@ impl CudaKernelRegistry {
             norm::entries(),
             norm_rows::entries(),
             quantize::entries(),
+            recurrence::entries(),
             rope::entries(),
             sampling::entries(),
             sparse_attention::entries(),

@@ -13,6 +13,7 @@ use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction, OperandSlot};
 
 pub(crate) use matmul::{MatrixProduct, product};
+pub(crate) use recurrence::{MAX_KEY, over_lines as recurrence_over_lines};
 
 /// Every text of this folder.
 #[cfg(test)]

@@ -28,17 +28,28 @@ pub struct FixedState {
     to: Var,
 }
 
+/// Asks for the state `name` of `width` elements of `dtype` a sequence, `[state_lines, width]`, and the lines of this step, i32
+/// `[seqs, 2]`: see [`STATE_LINES`]. No line that is read in a step is written in it.
+///
+/// # Errors
+/// When the state or the step input was asked for before with another type.
+pub fn fixed_lines(g: &mut Builder, name: &str, dtype: DType, width: usize) -> GraphResult<[Var; 2]> {
+    let lines = Type::tensor(DType::I32, Shape(vec![Dim::sym(symbols::SEQS), 2.into()]));
+    let lines = g.step_input(STATE_LINES, lines)?;
+    let state = Type::state(dtype, Shape(vec![Dim::sym(symbols::STATE_LINES), width.into()]));
+    Ok([g.state(name, state)?, lines])
+}
+
 /// Asks for the state `name` of `width` elements of `dtype` a sequence, and reads its lines of this step.
 ///
 /// # Errors
 /// When the state or the step input was asked for before with another type.
 pub fn read_fixed(g: &mut Builder, name: &str, dtype: DType, width: usize) -> GraphResult<FixedState> {
     let seqs = Dim::sym(symbols::SEQS);
-    let lines = g.step_input(STATE_LINES, Type::tensor(DType::I32, Shape(vec![seqs.clone(), 2.into()])))?;
+    let [state, lines] = fixed_lines(g, name, dtype, width)?;
     let from = g.slice(lines, 1, 0, 1)?;
     let from = g.reshape(from, [&seqs])?;
     let to = g.slice(lines, 1, 1, 1)?;
-    let state = g.state(name, Type::state(dtype, Shape(vec![Dim::sym(symbols::STATE_LINES), width.into()])))?;
     let all = g.state_read(state)?;
     let before = g.gather(all, from, 0)?;
     Ok(FixedState { before, state, to })

@@ -45,7 +45,7 @@ pub use families::{
     EncoderConfig, FamilyKind, LlamaConfig, ModelConfig, Network, NetworkConfig, PlannedConfig, VitConfig, family_kind,
     llama, model_type,
 };
-pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fixed, write_fixed};
+pub use fixed::{FixedState, STATE_LINES, decaying_sum, fixed_lines, has_fixed_state, read_fixed, write_fixed};
 pub use loss::{with_loss, with_scores};
 pub use model::{
     BuildOptions, DRAFTS, Encoder, FOLLOWERS, HISTORY, ImageClassifier, LAST_HIDDEN, Model, StepInputs,

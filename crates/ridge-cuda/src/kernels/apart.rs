@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use ridge_graph::passes::{Extents, claim};
+use ridge_graph::passes::{Extents, claim, fuse};
 use ridge_graph::{FuncId, Graph, GroupKind, Op, Var};
 
 use super::CudaKernelRegistry;
+use crate::fused;
 use crate::kernel::{CudaKernel, CudaKernelSpec, CudaOperand, OperandSlot, SlotOffset};
 
 /// Values between the parts begin at a multiple of this many bytes.
@@ -19,6 +20,7 @@ const ALIGN: usize = 256;
 pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let mut graph = Graph { functions: vec![spec.body.clone()], main: FuncId(0) };
     claim(&mut graph, &registry.claims_of_any_rows(), Extents::Any);
+    fuse(&mut graph);
     let function = graph.main();
     let mut places: HashMap<Var, SlotOffset> = HashMap::new();
     for (i, output) in function.outputs.iter().enumerate() {
@@ -36,7 +38,6 @@ pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> 
             Op::Group(group) => group,
             op => return Err(format!("the part {op:?} has no kernel")),
         };
-        let GroupKind::Kernel(name) = &group.kind else { return Err("a part is not a kernel's".into()) };
         for (out, operand) in outputs.iter().enumerate() {
             places.entry(function.var(i, out)).or_insert_with(|| {
                 let at = between;
@@ -46,7 +47,11 @@ pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> 
         }
         let inputs = node.inputs.iter().map(|v| operand(function.ty(*v))).collect::<Result<_, _>>()?;
         let part = CudaKernelSpec { body: &group.body, inputs, outputs, bindings: spec.bindings };
-        parts.push((i, registry.make(name, &part)?));
+        let kernel = match &group.kind {
+            GroupKind::Kernel(name) => registry.make(name, &part)?,
+            GroupKind::Fused => fused::make(&part)?,
+        };
+        parts.push((i, kernel));
     }
     let mut all = CudaKernel { actions: Vec::new(), scratch: between };
     for (i, part) in parts {

@@ -30,13 +30,19 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             "expert_sum",
             "expert_combine(grouped_linear(x, w, offsets), places, weights)",
             adds_up,
-            |spec| sum(spec, false),
+            |spec| sum(spec, 0),
         ),
         CudaKernelEntry::new(
             "expert_sum_add",
             "add(r, expert_combine(grouped_linear(x, w, offsets), places, weights))",
-            |body| adds_up(body) && stays(body),
-            |spec| sum(spec, true),
+            |body| adds_up(body) && stays(body, 1),
+            |spec| sum(spec, 1),
+        ),
+        CudaKernelEntry::new(
+            "expert_sum_add_twice",
+            "add(r, add(s, expert_combine(grouped_linear(x, w, offsets), places, weights)))",
+            |body| adds_up(body) && stays(body, 2),
+            |spec| sum(spec, 2),
         ),
     ];
     let sums = sums.into_iter().map(|entry| entry.where_it_pays(few_pairs));
@@ -91,9 +97,12 @@ fn linear(body: &Function) -> Option<&Linear> {
     composite::<Linear>(body)
 }
 
+/// Inputs of a product of experts and of the sum of what they give: x, weights, offsets; places, shares.
+const PRODUCT: usize = 5;
+
 /// The inputs of the patterns of a product: of it x, w and offsets, behind what the sum is added to.
 fn product(body: &Function) -> Option<(&Type, &Type)> {
-    let first = usize::from(body.args.len() > 5);
+    let first = body.args.len().checked_sub(PRODUCT)?;
     composite::<GroupedLinear>(body).map(|_| (&body.args[first].ty, &body.args[first + 1].ty))
 }
 
@@ -101,11 +110,11 @@ fn adds_up(body: &Function) -> bool {
     product(body).is_some_and(|(x, w)| halves(x) && halves(w) && x.dtype == w.dtype)
 }
 
-/// What the sum is added to is of its type, and stays so.
-fn stays(body: &Function) -> bool {
-    let r = &body.args[0].ty;
+/// The first inputs, which the sum is added to, are of its type, and stay so.
+fn stays(body: &Function, added: usize) -> bool {
+    let result = body.ty(body.outputs[0].var);
     let combined = body.nodes.iter().find(|n| is::<ExpertCombine>(&n.op));
-    *r == *body.ty(body.outputs[0].var) && combined.is_some_and(|n| n.outputs[0] == *r)
+    body.args[..added].iter().all(|arg| arg.ty == *result) && combined.is_some_and(|n| n.outputs[0] == *result)
 }
 
 fn is<T: Composite>(op: &Op) -> bool {
@@ -117,7 +126,7 @@ fn few_tokens(spec: &CudaKernelSpec<'_>) -> bool {
 }
 
 fn few_pairs(spec: &CudaKernelSpec<'_>) -> bool {
-    let first = usize::from(spec.inputs.len() > 5);
+    let first = spec.inputs.len() - PRODUCT;
     let (rows, groups) = (spec.inputs[first].shape[0], spec.inputs[first + 1].shape[0]);
     let [tokens, top_k] = spec.inputs[first + 3].shape[..] else { return false };
     (1..=TOKENS).contains(&tokens)
@@ -202,18 +211,18 @@ pub(super) fn open(spec: &CudaKernelSpec<'_>, up: usize) -> Result<CudaKernel, S
     launch("expert_open", defines, division, columns, args)
 }
 
-/// The last product of experts with the sum of what they give, added to input 0 if `residual`.
-fn sum(spec: &CudaKernelSpec<'_>, residual: bool) -> Result<CudaKernel, String> {
-    let first = usize::from(residual);
+/// The last product of experts with the sum of what they give, added to the first `added` inputs, to the last of them first.
+fn sum(spec: &CudaKernelSpec<'_>, added: usize) -> Result<CudaKernel, String> {
+    let first = added;
     let [x, w, _, places, _] = &spec.inputs[first..] else { return Err("a product has five inputs here".into()) };
     let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
     let [tokens, top_k] = places.shape[..] else { return Err("places have two axes".into()) };
     let mut defines = vec![("ROUTE", "0".to_owned()), ("OPEN", "0".into()), ("D", name(x.dtype).into())];
     let sizes = [("GROUPS", groups), ("TOP_K", top_k), ("TOKENS", tokens), ("DEPTH", depth)];
     defines.extend(sizes.map(|(k, n)| (k, n.to_string())));
-    defines.push(("ADD", flag(residual).into()));
+    defines.push(("ADD", added.to_string()));
     // Where nothing is added, any address will do.
-    let mut args: Vec<LaunchArg> = (first..first + 5).chain([0]).map(input).collect();
+    let mut args: Vec<LaunchArg> = (first..first + PRODUCT).chain([0, added.saturating_sub(1)]).map(input).collect();
     args.extend([output(0), numbers(&[tokens, columns, x.shape[0]])]);
     launch("expert_sum", defines, SUM, columns, args)
 }

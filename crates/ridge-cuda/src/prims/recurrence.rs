@@ -6,9 +6,15 @@ use crate::kernel::{
     numbers, output,
 };
 
-pub(super) const RECURRENCE: KernelText<'_> = KernelText::new(include_str!("../../kernels/recurrence.cu"));
-pub(super) const RECURRENCE_CHUNKS: KernelText<'_> =
-    KernelText::new(include_str!("../../kernels/recurrence_chunks.cu")).with_tiles();
+pub(super) const RECURRENCE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/lines.cuh"), include_str!("../../kernels/recurrence.cu")))
+        .early_launch();
+pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/lines.cuh"),
+    include_str!("../../kernels/recurrence_chunks.cu")
+))
+.with_tiles()
+.early_launch();
 pub(super) const RECURRENCE_GRADIENT: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/recurrence_gradient.cu"));
 
@@ -17,7 +23,7 @@ const COLUMNS: usize = 32;
 const THREADS: u32 = 128;
 
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
-const MAX_KEY: usize = 512;
+pub(crate) const MAX_KEY: usize = 512;
 
 /// Tokens of a row from which on they are taken in chunks, where all keys of a head decay alike: half a chunk, as the kernel has it.
 const LEAST: usize = 16;
@@ -44,25 +50,36 @@ struct Extents {
     key: usize,
     value: usize,
     low_rank: bool,
+    /// The lines of the table that the states are in, if they are not in the order of rows.
+    lines: Option<usize>,
 }
 
 impl Extents {
     fn numbers(&self) -> LaunchArg {
-        numbers(&[self.tokens, self.rows, self.groups, self.heads, self.value])
+        let lines = self.lines.unwrap_or(0);
+        numbers(&[self.tokens, self.rows, self.groups, self.heads, self.value, lines])
+    }
+
+    /// Whether states are lines of a table, as texts have it; and the input that says which. Where they are not, any address will
+    /// do.
+    fn of_lines(&self) -> ((&'static str, &'static str), LaunchArg) {
+        (("LINES", if self.lines.is_some() { "1" } else { "0" }), input(if self.lines.is_some() { 5 } else { 0 }))
     }
 
     /// The inputs as the kernels take them: without a part of low rank its operands are not read.
     fn inputs(&self) -> [usize; 8] {
-        let of_rank = if self.low_rank { [6, 7] } else { [0, 0] };
-        [0, 1, 2, 3, 4, 5, of_rank[0], of_rank[1]]
+        let starts = if self.lines.is_some() { 6 } else { 5 };
+        let of_rank = if self.low_rank { [starts + 1, starts + 2] } else { [0, 0] };
+        [0, 1, 2, 3, 4, starts, of_rank[0], of_rank[1]]
     }
 
     /// The launch that takes the rows of fewer than `least` tokens, token by token.
     fn token_by_token(&self, decays: usize, least: usize) -> CudaKernel {
         let [key, decays, least] = [self.key, decays, least].map(|n| n.to_string());
         let low_rank = if self.low_rank { "1" } else { "0" };
-        let defines = [("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least)];
-        let args = self.inputs().map(input).into_iter().chain([output(0), output(1), self.numbers()]).collect();
+        let (of_lines, lines) = self.of_lines();
+        let defines = [("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least), of_lines];
+        let args = self.inputs().map(input).into_iter().chain([lines, output(0), output(1), self.numbers()]).collect();
         let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS) + 1;
         blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args)
     }
@@ -71,10 +88,12 @@ impl Extents {
     fn by_channels(&self) -> Result<CudaKernel, String> {
         let key = self.key.to_string();
         let least = i32::MAX.to_string();
-        let defines = [("KEY", &*key), ("DECAYS", &*key), ("LOW_RANK", "0"), ("LEAST", &*least)];
+        let (of_lines, lines) = self.of_lines();
+        let defines = [("KEY", &*key), ("DECAYS", &*key), ("LOW_RANK", "0"), ("LEAST", &*least), of_lines];
         let source = CudaSource::new("recurrence_channels", &defines, &RECURRENCE);
-        let args = (0..6).map(input).chain([output(0), output(1)]);
-        let args = args.chain([numbers(&[self.tokens, self.rows, self.groups, self.heads])]).collect();
+        let args = self.inputs().into_iter().take(6).map(input).chain([lines, output(0), output(1)]);
+        let count = self.lines.unwrap_or(0);
+        let args = args.chain([numbers(&[self.tokens, self.rows, self.groups, self.heads, count])]).collect();
         grid(source, [self.rows * self.heads.div_ceil(COLUMNS) + 1, 1, 1], THREADS, args)
     }
 
@@ -89,7 +108,8 @@ impl Extents {
         let [key, slab_text] = [self.key, slab].map(|n| n.to_string());
         let low_rank = if self.low_rank { "1" } else { "0" };
         let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
-        let defines = [("KEY", &*key), ("LOW_RANK", low_rank), ("SLAB", &*slab_text), ("WIDE", wide)];
+        let (of_lines, lines) = self.of_lines();
+        let defines = [("KEY", &*key), ("LOW_RANK", low_rank), ("SLAB", &*slab_text), ("WIDE", wide), of_lines];
         let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
         // As the kernels lay out shared memory, in floats.
         let [by_row, by_column, of_values, of_scores] = [depth + 8, depth + 4, COLUMNS + 4, CHUNK + 8];
@@ -104,7 +124,7 @@ impl Extents {
         let [q, k, v, decay, before, starts, erase, write] = self.inputs().map(input);
         let scores_args = [&q, &k, &decay, &starts, &erase, &write, &scratch].map(Clone::clone);
         let scores_args = scores_args.into_iter().chain([self.numbers()]).collect();
-        let args = [q, k, v, decay, before, starts, erase, write, scratch, output(0), output(1), self.numbers()];
+        let args = [q, k, v, decay, before, starts, erase, write, scratch, lines, output(0), output(1), self.numbers()];
         let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS);
         let launches = [
             (
@@ -124,16 +144,27 @@ impl Extents {
 }
 
 pub(super) fn recurrence(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let [q, _, v, decay, state, ..] = &spec.inputs[..] else { return Err("takes six inputs or eight".into()) };
+    let [_, _, _, _, state, ..] = &spec.inputs[..] else { return Err("takes six inputs or eight".into()) };
+    make(spec, state.shape[0], None, spec.inputs.len() == 8)
+}
+
+/// The recurrence whose states are lines of a table.
+pub(crate) fn over_lines(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let [_, _, _, _, table, lines, ..] = &spec.inputs[..] else { return Err("takes seven inputs or nine".into()) };
+    make(spec, lines.shape[0], Some(table.shape[0]), spec.inputs.len() == 9)
+}
+
+fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: bool) -> Result<CudaKernel, String> {
+    let [q, _, v, decay, ..] = &spec.inputs[..] else { return Err("takes six inputs or more".into()) };
     let (tokens, groups, key) = (q.shape[0], q.shape[1], q.shape[2]);
-    let (rows, heads, value) = (state.shape[0], v.shape[1], v.shape[2]);
+    let (heads, value) = (v.shape[1], v.shape[2]);
     if key > MAX_KEY {
         return Err(format!("has {key} keys a head, at most {MAX_KEY}"));
     }
     if key * heads * value == 0 {
         return Ok(CudaKernel::default());
     }
-    let all = Extents { tokens, rows, groups, heads, key, value, low_rank: spec.inputs.len() == 8 };
+    let all = Extents { tokens, rows, groups, heads, key, value, low_rank, lines };
     if value == 1 && decay.shape[2] == key && !all.low_rank && key <= MAX_KEY_OF_CHANNELS {
         return all.by_channels();
     }

@@ -155,10 +155,10 @@ pub(crate) fn sums_of_experts() -> Vec<KernelCase> {
         (7, 4, 520, 9, 5),
     ];
     for (i, (tokens, top_k, depth, columns, experts)) in shapes.into_iter().enumerate() {
-        for residual in [true, false] {
+        for added in 0..3 {
             let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
             let pairs = tokens * top_k;
-            let name = if residual { "expert_sum_add" } else { "expert_sum" };
+            let name = ["expert_sum", "expert_sum_add", "expert_sum_add_twice"][added];
             let what = format!("{dtype}, {tokens} of {top_k} of {experts}, {depth} x {columns}");
             let mut case = case(name, &what, |g| {
                 let x = g.step_input("x", Type::tensor(dtype, [pairs, depth]))?;
@@ -166,10 +166,13 @@ pub(crate) fn sums_of_experts() -> Vec<KernelCase> {
                 let offsets = g.step_input("offsets", Type::tensor(DType::I32, [experts + 1]))?;
                 let places = g.step_input("places", Type::tensor(DType::I32, [tokens, top_k]))?;
                 let weights = g.step_input("weights", Type::tensor(DType::F32, [tokens, top_k]))?;
-                let r = g.step_input("r", Type::tensor(dtype, [tokens, columns]))?;
                 let y = g.grouped_linear(x, w, offsets, None, &Sym::new("reached"))?;
-                let sum = g.expert_combine(y, places, weights)?;
-                Ok(vec![if residual { g.add(r, sum)? } else { sum }])
+                let mut sum = g.expert_combine(y, places, weights)?;
+                for name in ["s", "r"].into_iter().take(added) {
+                    let other = g.step_input(name, Type::tensor(dtype, [tokens, columns]))?;
+                    sum = g.add(other, sum)?;
+                }
+                Ok(vec![sum])
             });
             // A token's experts differ; every seventh pair is padding's.
             let expert = |pair: usize| (pair / top_k * 5 + pair % top_k * 3 + 1) % experts;

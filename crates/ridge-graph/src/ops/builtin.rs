@@ -6,7 +6,7 @@ use super::{
     index_topk, kv_write, layer_norm, linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion,
     log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties, quantize, quantize_delayed,
     ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus,
-    stochastic_round, swiglu, table_write, token_layout, wkv,
+    stateful_recurrence, stochastic_round, swiglu, table_write, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -80,6 +80,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("softplus", softplus::samples),
         OpEntry::new("softplus_backward", softplus::samples_backward),
+        OpEntry::new("stateful_recurrence", stateful_recurrence::samples),
         OpEntry::new("stochastic_round", stochastic_round::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),

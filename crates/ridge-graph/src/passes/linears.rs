@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::order::Draft;
 use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
-use crate::ops::{Linear, LinearGroup};
+use crate::ops::{Linear, LinearGroup, MoeRouter, Swiglu};
 
 /// Joins linears of one input whose weights are arguments, within each function.
 pub fn group_linears(graph: &mut Graph) {
@@ -22,20 +22,31 @@ pub fn group_linears(graph: &mut Graph) {
     }
 }
 
-/// Nodes that can be joined, in groups of two or more.
+/// Nodes that can be joined, in groups of two or more. What kernels compute together with what comes after, a gate with what it
+/// opens and the logits of a router, is not joined with other linears.
 fn candidates(function: &Function) -> Vec<(Linear, Vec<usize>)> {
     let is_arg = |v: &Var| matches!(function.nodes[v.index()].op, Op::Arg(_));
-    let mut by_input: BTreeMap<(Var, Linear), Vec<usize>> = BTreeMap::new();
+    let ends: BTreeMap<usize, usize> = (0..function.nodes.len())
+        .filter(|reader| ends_linears(&function.nodes[*reader].op))
+        .flat_map(|reader| function.nodes[reader].inputs.iter().map(move |v| (v.index(), reader)))
+        .collect();
+    let mut by_input: BTreeMap<(Var, Linear, Option<usize>), Vec<usize>> = BTreeMap::new();
     for (i, node) in function.nodes.iter().enumerate() {
         let Op::Composite(op) = &node.op else { continue };
         if let Some(linear) = op.downcast::<Linear>()
             && node.inputs[1..].iter().all(is_arg)
         {
-            by_input.entry((node.inputs[0], *linear)).or_default().push(i);
+            by_input.entry((node.inputs[0], *linear, ends.get(&i).copied())).or_default().push(i);
         }
     }
-    let alike = by_input.into_iter().map(|((_, linear), members)| (linear, members));
+    let alike = by_input.into_iter().map(|((_, linear, _), members)| (linear, members));
     alike.filter(|(_, members)| members.len() > 1).collect()
+}
+
+/// Is it computed together with the linears that it reads?
+fn ends_linears(op: &Op) -> bool {
+    let Op::Composite(op) = op else { return false };
+    op.downcast::<Swiglu>().is_some() || op.downcast::<MoeRouter>().is_some()
 }
 
 fn join(draft: &mut Draft, Linear { bias: biases }: Linear, members: &[usize]) {

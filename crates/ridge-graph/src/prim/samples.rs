@@ -7,6 +7,8 @@ mod moves;
 mod operands;
 mod recurrence;
 
+pub(crate) use recurrence::samples as recurrences;
+
 use operands::{SHAPES, any, once, with_others};
 
 use super::{Binary, Combine, Compare, Literal, Prim, Unary};

@@ -6,7 +6,7 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 use super::blocks::{linear, scaled, weight};
 use super::decoder::DecoderLayer;
 use super::layer_states::{CONV_STATE, LayerStates, RECURRENT_STATE};
-use crate::fixed::{read_fixed, write_fixed};
+use crate::fixed::{fixed_lines, read_fixed, write_fixed};
 use crate::model::{BuildOptions, symbols};
 
 /// `[seqs, ..extents]`.
@@ -120,12 +120,9 @@ pub(super) fn recurrence(
         return whole_recurrence(g, at.positions(), [q, k, v, log_decay], low_rank);
     }
     let width = heads * key * value;
-    let fixed = read_fixed(g, RECURRENT_STATE, DType::F32, width)?;
-    let before = g.reshape(fixed.before, by_seq([heads, key, value]))?;
+    let [table, lines] = fixed_lines(g, RECURRENT_STATE, DType::F32, width)?;
     let [_, starts] = rows(g)?;
-    let [y, after] = g.linear_recurrence([q, k, v, log_decay, before, starts], low_rank)?;
-    let after = g.reshape(after, by_seq([width]))?;
-    write_fixed(g, &fixed, after)?;
+    let [y, _] = g.stateful_recurrence([q, k, v, log_decay, table, lines, starts], low_rank)?;
     Ok(y)
 }
 

@@ -9,7 +9,7 @@ use crate::tensor::{Tensor, Value};
 type Case<'a> = (&'a [usize], usize, [usize; 4], bool);
 
 /// F32 alone, which the primitive computes in.
-pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+pub(crate) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     if dtype != DType::F32 {
         return Vec::new();
     }
