@@ -11,6 +11,7 @@ mod entry;
 mod experts;
 mod experts_few;
 mod grouped_linear;
+mod head_products;
 mod linear;
 mod linear_blocks;
 mod linear_cross_entropy;
@@ -37,7 +38,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 33] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 34] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -55,6 +56,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 33] = [
     grouped_linear::ROWS,
     grouped_linear::HOPPER,
     grouped_linear::TILES,
+    head_products::HEADS,
     linear::AFTER,
     linear::ROWS,
     linear_blocks::DECODE,
@@ -91,6 +93,7 @@ impl CudaKernelRegistry {
             experts::entries(),
             experts_few::entries(),
             grouped_linear::entries(),
+            head_products::entries(),
             linear::entries(),
             linear_blocks::entries(),
             linear_cross_entropy::entries(),

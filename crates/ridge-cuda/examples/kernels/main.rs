@@ -87,6 +87,7 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         cases::experts(),
         cases::routers(),
         cases::sums_of_experts(),
+        cases::products_of_heads(),
         cases::cache_writes(),
         cases::attentions(),
     ];

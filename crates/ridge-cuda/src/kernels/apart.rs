@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use ridge_graph::passes::{Extents, claim, fuse};
-use ridge_graph::{FuncId, Graph, GroupKind, Op, Var};
+use ridge_graph::{FuncId, Function, Graph, GroupKind, Op, Var};
 
 use super::CudaKernelRegistry;
-use crate::fused;
+use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, CudaOperand, OperandSlot, SlotOffset};
+use crate::{fused, prims};
 
 /// Values between the parts begin at a multiple of this many bytes.
 const ALIGN: usize = 256;
@@ -30,14 +31,10 @@ pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> 
     for (i, node) in function.nodes.iter().enumerate() {
         let operand = |ty| CudaOperand::new(ty, spec.bindings);
         let outputs: Vec<CudaOperand> = node.outputs.iter().map(operand).collect::<Result<_, _>>()?;
-        let group = match &node.op {
-            Op::Arg(of) => {
-                places.insert(function.var(i, 0), (OperandSlot::Input(*of), 0));
-                continue;
-            }
-            Op::Group(group) => group,
-            op => return Err(format!("the part {op:?} has no kernel")),
-        };
+        if let Op::Arg(of) = &node.op {
+            places.insert(function.var(i, 0), (OperandSlot::Input(*of), 0));
+            continue;
+        }
         for (out, operand) in outputs.iter().enumerate() {
             places.entry(function.var(i, out)).or_insert_with(|| {
                 let at = between;
@@ -46,10 +43,16 @@ pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> 
             });
         }
         let inputs = node.inputs.iter().map(|v| operand(function.ty(*v))).collect::<Result<_, _>>()?;
-        let part = CudaKernelSpec { body: &group.body, inputs, outputs, bindings: spec.bindings };
-        let kernel = match &group.kind {
-            GroupKind::Kernel(name) => registry.make(name, &part)?,
-            GroupKind::Fused => fused::make(&part)?,
+        let none = Function::default();
+        let body = if let Op::Group(group) = &node.op { &group.body } else { &none };
+        let part = CudaKernelSpec { body, inputs, outputs, bindings: spec.bindings };
+        let kernel = match &node.op {
+            Op::Group(group) => match &group.kind {
+                GroupKind::Kernel(name) => registry.make(name, &part)?,
+                GroupKind::Fused => fused::make(&part)?,
+            },
+            Op::Prim(prim) => prims::make(prim, &part, &MeshRanks::new())?,
+            op => return Err(format!("the part {op:?} has no kernel")),
         };
         parts.push((i, kernel));
     }

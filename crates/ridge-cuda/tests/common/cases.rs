@@ -191,6 +191,29 @@ pub(crate) fn sums_of_experts() -> Vec<KernelCase> {
     cases
 }
 
+/// Products by parts of the matrices of a stack: of few rows in place, of many by parts that are copied.
+pub(crate) fn products_of_heads() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for (dtype, x_dtype) in [(DType::BF16, DType::F32), (DType::F16, DType::F16)] {
+        // Matrices; their rows, and first and last of the part; what lies within a row; rows of x.
+        for (heads, all, [first, end], inner, rows) in
+            [(16, 256, [0, 128], 512, 1), (3, 40, [8, 40], 72, 5), (2, 20, [3, 20], 136, 16), (4, 24, [8, 16], 40, 17)]
+        {
+            for transposed in [false, true] {
+                let what = format!("{dtype}, {heads} x {all} x {inner}, {first} to {end} of {rows}, {transposed}");
+                cases.push(case("head_products", &what, |g| {
+                    let depth = if transposed { inner } else { end - first };
+                    let x = g.step_input("x", Type::tensor(x_dtype, [heads, rows, depth]))?;
+                    let w = g.weight("w", Type::tensor(dtype, [heads, all, inner]))?;
+                    let w = g.slice(w, 1, first, end - first)?;
+                    Ok(vec![g.matmul(x, w, false, transposed, x_dtype)?])
+                }));
+            }
+        }
+    }
+    cases
+}
+
 /// Keys that are normed and rotated on their way to the cache.
 pub(crate) fn cache_writes() -> Vec<KernelCase> {
     let kinds =

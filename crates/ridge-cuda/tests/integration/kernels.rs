@@ -155,6 +155,12 @@ fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
 }
 
 #[test]
+fn parts_of_a_stack_of_matrices_are_multiplied_where_they_lie() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases::products_of_heads());
+}
+
+#[test]
 fn keys_are_normed_and_rotated_on_their_way_to_the_cache() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::cache_writes());
