@@ -1,19 +1,10 @@
 // Around the products of experts: the router's choice, pairs of tokens and experts in the order of experts, and the sum of
 // what experts gave. Nothing is read back to the host. Floor: a launch each.
-// Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION, with TOP_K; or none
+// Defines: ROUTER, with D of logits and those of `choose.cuh`; or PERMUTATION, with TOP_K; or none
 // of them, with D, TOP_K, VECTOR and ADD, 1 where the sum is added to `r`.
 
 #if ROUTER
-#define EACH ((EXPERTS + 31) / 32)
-#define ALL 0xffffffffu
-
-// Is a, of expert i, chosen before b, of expert j? The larger one, the first of equals, NaN last.
-__device__ inline bool precedes(float a, int i, float b, int j) {
-    if (a != a || b != b) return (a != a) == (b != b) ? i < j : b != b;
-    return a == b ? i < j : a > b;
-}
-
-// A warp makes a token; a lane has every 32nd expert. Numbers: tokens.
+// A warp makes a token. Numbers: tokens.
 extern "C" __global__ __launch_bounds__(128) void moe_router(
     const D::Raw* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ ids, float* __restrict__ weights,
     float scale, Numbers<1> n
@@ -21,70 +12,11 @@ extern "C" __global__ __launch_bounds__(128) void moe_router(
     others_may_begin();
     after_others();
     const i64 token = (i64)blockIdx.x * 4 + (threadIdx.x >> 5);
-    const int lane = threadIdx.x & 31;
     if (token >= n.v[0]) return;
-    float score[EACH], order[EACH], most = -INF;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const int expert = lane + 32 * i;
-        order[i] = expert < EXPERTS ? D::load(logits[token * EXPERTS + expert]) : -INF;
-        most = order[i] > most ? order[i] : most;
-    }
-    if (SIGMOID) {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) score[i] = order[i] = op_sigmoid(order[i]);
-    } else {
-        for (int step = 16; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
-        float total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            score[i] = lane + 32 * i < EXPERTS ? expf(order[i] - most) : 0.0f;
-            total += score[i];
-        }
-        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(ALL, total, step);
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            score[i] = score[i] / total;
-            if (BIAS) order[i] = score[i];
-        }
-    }
-    if (BIAS) {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i)
-            if (lane + 32 * i < EXPERTS) order[i] += bias[lane + 32 * i];
-    }
-    u32 taken = 0;
-    float mine = 0.0f, sum = 0.0f;
-    for (int choice = 0; choice < TOP_K; ++choice) {
-        // Experts are numbered below the limit; from it on there is none.
-        float best = QNAN, of_best = 0.0f;
-        int which = 0x7fffffff;
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const int expert = lane + 32 * i;
-            if (expert < EXPERTS && !(taken >> i & 1) && precedes(order[i], expert, best, which)) {
-                best = order[i];
-                of_best = score[i];
-                which = expert;
-            }
-        }
-        for (int step = 16; step > 0; step >>= 1) {
-            const float other = __shfl_xor_sync(ALL, best, step), of_other = __shfl_xor_sync(ALL, of_best, step);
-            const int its = __shfl_xor_sync(ALL, which, step);
-            if (precedes(other, its, best, which)) {
-                best = other;
-                of_best = of_other;
-                which = its;
-            }
-        }
-        if ((which & 31) == lane) taken |= 1u << (which >> 5);
-        if (lane == choice) {
-            mine = of_best;
-            ids[token * TOP_K + choice] = which;
-        }
-        sum += of_best;
-    }
-    if (lane < TOP_K) weights[token * TOP_K + lane] = (NORMALISE ? mine / sum : mine) * scale;
+    choose(
+        [&](int expert) { return D::load(logits[token * EXPERTS + expert]); }, bias, scale, ids + token * TOP_K,
+        weights + token * TOP_K, nullptr
+    );
 }
 #elif PERMUTATION
 // A block makes an expert: it counts the pairs of experts before, and puts its own behind these, in their order. One block

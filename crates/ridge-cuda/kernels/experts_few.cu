@@ -11,91 +11,19 @@ union Vector { uint4 whole; D::Raw part[WIDE]; };
 // Floor: the router's weights over bandwidth; in truth the latencies of a launch, of two sums over a block, and of the
 // blocks' meeting. A block makes the logits of WARPS experts for a token, a warp each, from x, which every block norms for itself; the
 // last of the blocks chooses. Weights are read while the launch before ends.
-// Defines: D; NORM_TYPE of the norm's weight; HIDDEN, whole vectors; EXPERTS; TOP_K, at most 32; TOKENS; SIGMOID, NORMALISE; OFFSET, 0 or 1, is something added to the logits, and BIAS, to the scores where they choose; with OFFSET_TYPE.
-// `counter` is 0, and is 0 again in the end; `logits` has a place for each of each token.
+// Defines: D; NORM_TYPE of the norm's weight; HIDDEN, whole vectors; EXPERTS; TOP_K, at most 32; TOKENS, the most there are; SIGMOID, NORMALISE; OFFSET, 0 or 1, is something added to the logits, and BIAS, to the scores where they choose; with OFFSET_TYPE.
+// Numbers: tokens. `counter` is 0, and is 0 again in the end; `logits` has a place for each of each token.
 #define WARPS 8
-#define EACH ((EXPERTS + 31) / 32)
 #define LANE_VECTORS ((HIDDEN / WIDE + 31) / 32)
 #define HELD (LANE_VECTORS < 16 ? LANE_VECTORS : 16)
 #define THREAD_VECTORS ((HIDDEN / WIDE + 255) / 256)
-
-// A float as a number of the same order; NaN, below all others, as 0.
-__device__ inline u32 ordered(float x) {
-    const u32 bits = __float_as_uint(x + 0.0f);
-    return x != x ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-// A token's experts by one warp, of which a lane has every 32nd: ids and weights; and the ids in `chosen`.
-__device__ inline void choose(
-    const float* logits, const OFFSET_TYPE::Raw* more, float scale, int* ids, float* weights, int* chosen
-) {
-    const int lane = threadIdx.x & 31;
-    float score[EACH], most = -INF;
-    u32 order[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const int expert = lane + 32 * i;
-        score[i] = expert < EXPERTS ? __ldcg(logits + expert) : -INF;
-        most = score[i] > most ? score[i] : most;
-    }
-    float total = 0.0f;
-    if (!SIGMOID) {
-        for (int step = 16; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const int expert = lane + 32 * i;
-        // Powers of logits less the largest have the order of the logits, but where they vanish.
-        order[i] = ordered(score[i]);
-        score[i] = expert >= EXPERTS ? 0.0f : SIGMOID ? op_sigmoid(score[i]) : expf(score[i] - most);
-        if (SIGMOID) order[i] = ordered(score[i]);
-        total += score[i];
-    }
-    if (!SIGMOID) {
-        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(ALL, total, step);
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) score[i] = score[i] / total;
-    }
-#if BIAS
-#pragma unroll
-    for (int i = 0; i < EACH; ++i)
-        if (lane + 32 * i < EXPERTS) order[i] = ordered(score[i] + OFFSET_TYPE::load(more[lane + 32 * i]));
-#endif
-    u32 taken = 0;
-    float mine = 0.0f, sum = 0.0f;
-    for (int choice = 0; choice < TOP_K; ++choice) {
-        u32 best = 0;
-        float of_best = 0.0f;
-        int which = 0x7fffffff;
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const bool better = which == 0x7fffffff || order[i] > best;
-            if (lane + 32 * i < EXPERTS && !(taken >> i & 1) && better) {
-                best = order[i];
-                of_best = score[i];
-                which = lane + 32 * i;
-            }
-        }
-        // The first of those that are largest.
-        const u32 largest = __reduce_max_sync(ALL, best);
-        which = __reduce_min_sync(ALL, best == largest ? which : 0x7fffffff);
-        of_best = __shfl_sync(ALL, of_best, which & 31);
-        if ((which & 31) == lane) taken |= 1u << (which >> 5);
-        if (lane == choice) {
-            mine = of_best;
-            ids[choice] = chosen[choice] = which;
-        }
-        sum += of_best;
-    }
-    if (lane < TOP_K) weights[lane] = (NORMALISE ? mine / sum : mine) * scale;
-}
 
 extern "C" __global__ __launch_bounds__(32 * WARPS) void expert_route(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain,
     const D::Raw* __restrict__ w, const OFFSET_TYPE::Raw* __restrict__ more, const int* __restrict__ seq_ids,
     int* __restrict__ rows, int* __restrict__ places, int* __restrict__ offsets, int* __restrict__ ids,
     float* __restrict__ weights, D::Raw* __restrict__ normed, D::Raw* __restrict__ sum, float* logits, u32* counter,
-    float eps, float scale
+    float eps, float scale, Numbers<1> n
 ) {
     __shared__ __align__(16) D::Raw line[HIDDEN];
     __shared__ float shared[32];
@@ -168,11 +96,15 @@ extern "C" __global__ __launch_bounds__(32 * WARPS) void expert_route(
     __threadfence();
     if (threadIdx.x == 0) *counter = 0;
     for (int e = threadIdx.x; e <= EXPERTS; e += 256) counts[e] = 0;
-    for (int token = warp; token < TOKENS; token += WARPS)
-        choose(logits + token * EXPERTS, more, scale, ids + token * TOP_K, weights + token * TOP_K, expert_of + token * TOP_K);
+    const int tokens = (int)n.v[0];
+    for (int token = warp; token < tokens; token += WARPS)
+        choose(
+            [&](int expert) { return __ldcg(logits + token * EXPERTS + expert); }, more, scale, ids + token * TOP_K,
+            weights + token * TOP_K, expert_of + token * TOP_K
+        );
     __syncthreads();
     // Pairs in the order of experts, and of one expert in their own; those of padding to none.
-    const int pairs = TOKENS * TOP_K;
+    const int pairs = tokens * TOP_K;
     for (int pair = threadIdx.x; pair < pairs; pair += 256) {
         if (seq_ids[pair / TOP_K] < 0) expert_of[pair] = EXPERTS;
         atomicAdd(&counts[expert_of[pair]], 1);
@@ -306,9 +238,10 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_open(
 }
 #else
 // Floor: the bytes of the weights that experts reach over bandwidth. A block makes COLUMNS of the result for all tokens: its warps
-// take the experts that have rows in turn, and add what they give, times its weight, to sums of their own, which are added in the
-// order of warps.
-// Defines: D; GROUPS; TOP_K; TOKENS, the most there are; DEPTH, whole vectors; ADD, of r and s, which is added first: 0, 1 or 2; WARPS; COLUMNS; AHEAD; BLOCKS, as above.
+// take the experts that have rows in turn, and each row's products wait in shared memory. What a token's experts give is added in the order
+// of its choice, as `expert_combine` adds it, so that its bits do not depend on what others choose.
+// Defines: D; GROUPS; TOP_K; TOKENS, the most there are; DEPTH, whole vectors; ADD, of r and s, which is added first: 0, 1 or 2; WARPS;
+// COLUMNS; AHEAD; BLOCKS, as above.
 // Numbers: tokens, columns, rows of x.
 #define ROWS (TOKENS < 2 ? TOKENS : 2)
 
@@ -317,21 +250,16 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_sum(
     const int* __restrict__ places, const float* __restrict__ weights, const D::Raw* __restrict__ r,
     const D::Raw* __restrict__ s, D::Raw* __restrict__ out, Numbers<3> n
 ) {
-    __shared__ float sums[WARPS][TOKENS][COLUMNS];
-    __shared__ int pair_at[TOKENS * TOP_K];
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tokens = (int)n.v[0], column = blockIdx.x * COLUMNS;
+    __shared__ float products[TOKENS * TOP_K][COLUMNS];
+    const int lane = threadIdx.x & 31, tokens = (int)n.v[0], column = blockIdx.x * COLUMNS;
     const i64 columns = n.v[1];
     others_may_begin();
     after_others();
-    for (int place = threadIdx.x; place < TOKENS * TOP_K; place += 32 * WARPS) pair_at[place] = -1;
+    const int rows = (int)min(n.v[2], (i64)TOKENS * TOP_K);
+    // Rows of no expert give zeros.
+    for (int i = threadIdx.x; i < rows * COLUMNS; i += 32 * WARPS) (&products[0][0])[i] = 0.0f;
     __syncthreads();
-    for (int pair = threadIdx.x; pair < tokens * TOP_K; pair += 32 * WARPS) {
-        const int place = places[pair];
-        if (place >= 0 && place < TOKENS * TOP_K) pair_at[place] = pair;
-    }
-    for (int i = lane; i < tokens * COLUMNS; i += 32) (&sums[warp][0][0])[i] = 0.0f;
-    __syncthreads();
-    over_groups(offsets, n.v[2], [&](int group, int begin, int end) {
+    over_groups(offsets, rows, [&](int group, int begin, int end) {
         const D::Raw* weight[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) weight[c] = w + (group * columns + min((i64)column + c, columns - 1)) * DEPTH;
@@ -339,21 +267,13 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_sum(
             const D::Raw* row[ROWS];
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) row[i] = first + i < end ? x + (i64)(first + i) * DEPTH : nullptr;
-            float products[ROWS][COLUMNS] = {};
-            multiply(weight, row, products);
+            float sums[ROWS][COLUMNS] = {};
+            multiply(weight, row, sums);
 #pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                const int pair = first + i < end ? pair_at[first + i] : -1;
-                if (pair < 0) continue;
-                float mine = 0.0f;
+            for (int i = 0; i < ROWS; ++i)
 #pragma unroll
                 for (int c = 0; c < COLUMNS; ++c)
-                    if (lane == c) mine = products[i][c];
-                if (lane < COLUMNS) {
-                    float& sum = sums[warp][pair / TOP_K][lane];
-                    sum = fmaf(weights[pair], D::wrap(mine), sum);
-                }
-            }
+                    if (lane == c && first + i < end) products[first + i][c] = D::wrap(sums[i][c]);
         }
     });
     __syncthreads();
@@ -362,7 +282,10 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void expert_sum(
         if (column + c >= columns) continue;
         float sum = 0.0f;
 #pragma unroll
-        for (int of = 0; of < WARPS; ++of) sum += sums[of][token][c];
+        for (int k = 0; k < TOP_K; ++k) {
+            const int place = places[token * TOP_K + k];
+            if (place >= 0 && place < rows) sum = fmaf(weights[token * TOP_K + k], products[place][c], sum);
+        }
         const i64 at = token * columns + column + c;
 #if ADD == 2
         sum = D::load(s[at]) + D::wrap(sum);

@@ -38,7 +38,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 34] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 36] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -50,7 +50,9 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 34] = [
     attention_training::TRAINING,
     convolution::CAUSAL,
     experts::EXPERTS,
+    experts::ROUTER,
     experts_few::FEW,
+    experts_few::ROUTE,
     grouped_linear::BLOCKS,
     grouped_linear::HOPPER_BLOCKS,
     grouped_linear::ROWS,

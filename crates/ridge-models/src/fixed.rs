@@ -2,7 +2,8 @@
 //!
 //! Each tensor of such a group is one state of `[state_lines, width]`. A line is never updated in place by the sequence
 //! that reads it: a step reads the state behind the tokens before it from one line and writes the state behind its own
-//! tokens to another ([`read_fixed`], [`write_fixed`]). To commit is then to say which line is a sequence's from now on,
+//! tokens to another ([`fixed_lines`]; [`read_fixed`] and [`write_fixed`] for ops that take states by rows). Only where a step has the
+//! tokens of a sequence in two parts, the second reads and writes the line that the first wrote. To commit is then to say which line is a sequence's from now on,
 //! which the engine does without a copy: a line that stays is a snapshot, and a step that is taken back or fails leaves the
 //! state before it as it was.
 
@@ -29,7 +30,8 @@ pub struct FixedState {
 }
 
 /// Asks for the state `name` of `width` elements of `dtype` a sequence, `[state_lines, width]`, and the lines of this step, i32
-/// `[seqs, 2]`: see [`STATE_LINES`]. No line that is read in a step is written in it.
+/// `[seqs, 2]`: see [`STATE_LINES`]. A step writes no line that another row
+/// of it reads or writes.
 ///
 /// # Errors
 /// When the state or the step input was asked for before with another type.

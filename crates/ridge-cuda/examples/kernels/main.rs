@@ -86,6 +86,7 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         cases::blocks(),
         cases::experts(),
         cases::routers(),
+        cases::gates_of_few(),
         cases::sums_of_experts(),
         cases::products_of_heads(),
         cases::cache_writes(),

@@ -1,9 +1,10 @@
-//! Groups in their parts: what takes the place of a kernel that is for few rows where there are many.
+//! Groups in their parts: what takes the place of a kernel that is for few rows where there are many. What is between the parts is in
+//! scratch memory, which the plan of a bucket does not share with values: its largest is added to the workspace.
 
 use std::collections::HashMap;
 
-use ridge_graph::passes::{Extents, claim, fuse};
-use ridge_graph::{FuncId, Function, Graph, GroupKind, Op, Var};
+use ridge_graph::passes::{Extents, claim, decompose, fuse, tidy};
+use ridge_graph::{FuncId, Function, Graph, GroupKind, Op, Prim, Var};
 
 use super::CudaKernelRegistry;
 use crate::communicator::MeshRanks;
@@ -20,7 +21,13 @@ const ALIGN: usize = 256;
 /// When one of the ops has no such kernel, or not for these shapes.
 pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let mut graph = Graph { functions: vec![spec.body.clone()], main: FuncId(0) };
-    claim(&mut graph, &registry.claims_of_any_rows(), Extents::Any);
+    let kernels = registry.claims_of_any_rows();
+    claim(&mut graph, &kernels, Extents::Any);
+    // As the whole graph is lowered.
+    while decompose(&mut graph, |_| false).map_err(|e| e.to_string())? {
+        tidy(&mut graph);
+        claim(&mut graph, &kernels, Extents::Any);
+    }
     fuse(&mut graph);
     let function = graph.main();
     let mut places: HashMap<Var, SlotOffset> = HashMap::new();
@@ -29,6 +36,13 @@ pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> 
     }
     let (mut parts, mut between) = (Vec::new(), 0usize);
     for (i, node) in function.nodes.iter().enumerate() {
+        // Another view of its input, unless it is a result.
+        if let Op::Prim(Prim::Reshape(_)) = &node.op
+            && !places.contains_key(&function.var(i, 0))
+        {
+            places.insert(function.var(i, 0), places[&node.inputs[0]]);
+            continue;
+        }
         let operand = |ty| CudaOperand::new(ty, spec.bindings);
         let outputs: Vec<CudaOperand> = node.outputs.iter().map(operand).collect::<Result<_, _>>()?;
         if let Op::Arg(of) = &node.op {

@@ -8,6 +8,9 @@ use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, composite, grid, input, name, numbers, output,
 };
 
+pub(super) const ROUTER: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/choose.cuh"), include_str!("../../kernels/experts.cu")))
+        .early_launch();
 pub(super) const EXPERTS: KernelText<'_> = KernelText::new(include_str!("../../kernels/experts.cu")).early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
@@ -53,12 +56,13 @@ fn router(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         ("SIGMOID", flag(op.sigmoid)),
         ("NORMALISE", flag(op.normalise)),
         ("BIAS", flag(op.bias)),
+        ("OFFSET_TYPE", "F32"),
     ];
     // Where there is no bias, any address will do.
     let bias = input(usize::from(op.bias));
     let scale = LaunchArg::Float(op.scale as f32);
     let args = vec![input(0), bias, output(0), output(1), scale, numbers(&[tokens])];
-    grid(CudaSource::new("moe_router", &defines, &EXPERTS), [tokens.div_ceil(4), 1, 1], 128, args)
+    grid(CudaSource::new("moe_router", &defines, &ROUTER), [tokens.div_ceil(4), 1, 1], 128, args)
 }
 
 fn permutation(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

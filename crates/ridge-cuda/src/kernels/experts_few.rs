@@ -1,6 +1,6 @@
 //! Experts of few tokens: `kernels/experts_few.cu`.
 
-use ridge_graph::ops::{ExpertCombine, GroupedLinear, Linear, MoeRouter, RmsNorm};
+use ridge_graph::ops::{ExpertCombine, ExpertPermutation, GroupedLinear, Linear, MoeRouter, RmsNorm};
 use ridge_graph::{Composite, DType, Dim, Function, Op, Type};
 
 use super::entry::CudaKernelEntry;
@@ -12,6 +12,9 @@ use crate::kernel::{
 };
 
 /// The router's weights are prefetched; see [`DeviceAction::Launch`].
+pub(super) const ROUTE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/choose.cuh"), include_str!("../../kernels/experts_few.cu")))
+        .early_launch();
 pub(super) const FEW: KernelText<'_> = KernelText::new(include_str!("../../kernels/experts_few.cu")).early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
@@ -80,8 +83,12 @@ fn routes(body: &Function, more: usize) -> bool {
         && constant(x.shape.last()) <= MOST_HIDDEN;
     let plain = body.args.iter().all(|arg| arg.ty.format.is_none());
     let (bias, router) = (more == 1 && linear(body).is_some_and(|l| !l.bias), composite::<MoeRouter>(body));
+    let experts = w.shape.0[0].as_const();
+    // The pairs are sorted by all experts of the router, and no others.
+    let sorts = composite::<ExpertPermutation>(body).is_some_and(|op| Some(op.experts) == experts);
     fits && plain
-        && router.is_some_and(|op| chooses(op, constant(w.shape.0[0].clone())))
+        && sorts
+        && router.zip(experts).is_some_and(|(op, experts)| chooses(op, experts))
         && (!bias || ty(4).dtype == DType::F32)
 }
 
@@ -144,7 +151,7 @@ fn route(spec: &CudaKernelSpec<'_>, more: usize) -> Result<CudaKernel, String> {
     let (x, w) = (&spec.inputs[0], &spec.inputs[3]);
     let [tokens, hidden] = x.shape[..] else { return Err("x must have two axes".into()) };
     let experts = w.shape[0];
-    let texts = [hidden, experts, router.top_k, tokens].map(|n| n.to_string());
+    let texts = [hidden, experts, router.top_k, tokens.next_power_of_two()].map(|n| n.to_string());
     let [hidden_text, experts_text, top_k_text, tokens_text] = texts.each_ref().map(String::as_str);
     // Where there is nothing more, any address will do.
     let more_at = 3 + more;
@@ -167,7 +174,8 @@ fn route(spec: &CudaKernelSpec<'_>, more: usize) -> Result<CudaKernel, String> {
     let at = |slot: SlotOffset| LaunchArg::Pointer(slot.0, slot.1);
     args.extend([at((OperandSlot::Scratch, 0)), at((OperandSlot::Zeros, 0))]);
     args.extend([norm.eps, router.scale].map(|n| LaunchArg::Float(n as f32)));
-    let source = CudaSource::new("expert_route", &defines, &FEW);
+    args.push(numbers(&[tokens]));
+    let source = CudaSource::new("expert_route", &defines, &ROUTE);
     let mut kernel = grid(source, [experts.div_ceil(8), tokens, 1], 256, args)?;
     for action in &mut kernel.actions {
         if let DeviceAction::Launch { prefetched, .. } = action {
@@ -205,7 +213,7 @@ pub(super) fn open(spec: &CudaKernelSpec<'_>, up: usize) -> Result<CudaKernel, S
     let tokens = x.shape[0];
     let division = if tokens == 1 { OPEN_ONE } else { OPEN };
     let mut defines = vec![("ROUTE", "0".to_owned()), ("OPEN", "1".into()), ("D", name(x.dtype).into())];
-    defines.extend([("GROUPS", groups), ("MOST", tokens), ("DEPTH", depth)].map(|(k, n)| (k, n.to_string())));
+    defines.extend([("GROUPS", groups), ("MOST", tokens.min(2)), ("DEPTH", depth)].map(|(k, n)| (k, n.to_string())));
     let args =
         vec![input(0), input(1), input(up), input(2), input(3), output(0), numbers(&[y.shape[0], tokens, columns])];
     launch("expert_open", defines, division, columns, args)
@@ -218,7 +226,7 @@ fn sum(spec: &CudaKernelSpec<'_>, added: usize) -> Result<CudaKernel, String> {
     let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
     let [tokens, top_k] = places.shape[..] else { return Err("places have two axes".into()) };
     let mut defines = vec![("ROUTE", "0".to_owned()), ("OPEN", "0".into()), ("D", name(x.dtype).into())];
-    let sizes = [("GROUPS", groups), ("TOP_K", top_k), ("TOKENS", tokens), ("DEPTH", depth)];
+    let sizes = [("GROUPS", groups), ("TOP_K", top_k), ("TOKENS", tokens.next_power_of_two()), ("DEPTH", depth)];
     defines.extend(sizes.map(|(k, n)| (k, n.to_string())));
     defines.push(("ADD", added.to_string()));
     // Where nothing is added, any address will do.

@@ -6,6 +6,7 @@ use ridge_graph::{DType, Function};
 
 use super::attention::set_shared;
 use super::entry::CudaKernelEntry;
+use super::experts::flag;
 use super::experts_few;
 use super::linear_blocks::{self, BlockText};
 use super::quantize::scaled;
@@ -164,10 +165,6 @@ fn of_blocks(blocks: BlockText) -> [(&'static str, &'static str); 2] {
     [("FORMAT", blocks.name), ("ANYWHERE", "1")]
 }
 
-fn flag(value: bool) -> &'static str {
-    if value { "1" } else { "0" }
-}
-
 /// Of scales: those of a group, columns that share some, those of such columns, and elements of a column that share one.
 fn scales(format: ScaledFormat, columns: usize, depth: usize) -> [usize; 4] {
     let (columns, depth) = (columns.max(1), depth.max(1));
@@ -196,7 +193,12 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         && (blocks.is_some() || (w.dtype == x.dtype && w.format.is_none()))
         && depth.is_multiple_of(8)
         && depth > 0;
-    if half && gated && blocks.is_none() && x.shape[0] <= experts_few::TOKENS && rows <= experts_few::ROWS * groups {
+    if half
+        && gated
+        && blocks.is_none()
+        && (1..=experts_few::TOKENS).contains(&x.shape[0])
+        && rows <= experts_few::ROWS * groups
+    {
         return experts_few::open(spec, GATED_WEIGHT);
     }
     let others = for_all(spec, [gathered, gated], half, blocks)?;

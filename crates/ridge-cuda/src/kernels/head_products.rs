@@ -46,7 +46,9 @@ fn supports(body: &Function) -> bool {
 }
 
 fn few_rows(spec: &CudaKernelSpec<'_>) -> bool {
-    (1..=ROWS).contains(&spec.inputs[0].shape[1]) && spec.outputs[0].len() > 0 && spec.inputs[0].len() > 0
+    // The matrices may be an axis of the grid.
+    let matrices = spec.inputs[0].shape[0] <= usize::from(u16::MAX);
+    matrices && (1..=ROWS).contains(&spec.inputs[0].shape[1]) && spec.outputs[0].len() > 0 && spec.inputs[0].len() > 0
 }
 
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

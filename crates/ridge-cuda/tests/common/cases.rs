@@ -2,6 +2,7 @@
 
 use ridge_graph::format::{self, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{MoeRouter, PagedAttention, Rope, rope_frequencies};
+use ridge_graph::sample::Rng;
 use ridge_graph::{Builder, DType, FormatRef, Graph, Result, Sym, Tensor, Type, Var};
 
 /// A graph that `kernel` must claim whole. Inputs that are not given are random.
@@ -110,11 +111,17 @@ pub(crate) fn experts() -> Vec<KernelCase> {
 /// Routers from the residual addition to the order of the pairs, in one launch for few tokens and in four for many.
 pub(crate) fn routers() -> Vec<KernelCase> {
     let mut cases = Vec::new();
-    let kinds =
-        [("expert_route", false, false), ("expert_route_biased", true, false), ("expert_route_offset", false, true)];
+    // Of sigmoids or not, with a bias for the choice, with something added to the logits.
+    let kinds = [
+        ("expert_route", [false, false, false]),
+        ("expert_route", [true, false, false]),
+        ("expert_route_biased", [true, true, false]),
+        ("expert_route_biased", [false, true, false]),
+        ("expert_route_offset", [false, false, true]),
+    ];
     let shapes =
-        [(1, 2048, 128, 8), (3, 264, 40, 6), (16, 2880, 32, 4), (2, 72, 5, 1), (1, 7168, 256, 8), (21, 264, 40, 6)];
-    for (kernel, bias, offset) in kinds {
+        [(1, 2048, 128, 8), (3, 264, 40, 6), (16, 2880, 32, 4), (2, 72, 5, 5), (1, 7168, 256, 8), (21, 264, 40, 6)];
+    for (kernel, [sigmoid, bias, offset]) in kinds {
         for (i, (tokens, hidden, experts, top_k)) in shapes.into_iter().enumerate() {
             let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
             let normalise = i % 3 != 1;
@@ -129,16 +136,60 @@ pub(crate) fn routers() -> Vec<KernelCase> {
                 let sum = g.add(x, r)?;
                 let y = g.rms_norm(sum, gain, 1e-5)?;
                 let logits = g.linear_bias(y, w, b)?;
-                let router = MoeRouter { top_k, sigmoid: bias, normalise, scale: 1.5, bias, groups: None };
+                let router = MoeRouter { top_k, sigmoid, normalise, scale: 1.5, bias, groups: None };
                 let (ids, shares) = g.moe_router(logits, more, router)?;
                 let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, experts)?;
                 Ok(vec![rows, places, offsets, ids, shares, y, sum])
             });
             // Some tokens are padding.
             let seq_ids = (0..tokens as i64).map(|t| if t % 5 == 2 { -1 } else { t / 3 }).collect();
-            case.given = vec![("seq_ids", Tensor::int(DType::I32, &[tokens], seq_ids))];
+            // The first token's logits are equal.
+            let rows = |salt| {
+                let normal = Rng::new(salt).normal(dtype, &[tokens, hidden]);
+                let values = normal.floats().iter().enumerate();
+                let values = values.map(|(at, x)| if at < hidden && tokens > 1 { 0.0 } else { *x }).collect();
+                Tensor::float(dtype, &[tokens, hidden], values)
+            };
+            let seq_ids = Tensor::int(DType::I32, &[tokens], seq_ids);
+            case.given = vec![("seq_ids", seq_ids), ("x", rows(5)), ("r", rows(6))];
             cases.push(case);
         }
+    }
+    cases
+}
+
+/// Gate and up of few tokens and many experts, which have no row, one or several.
+pub(crate) fn gates_of_few() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for (i, (tokens, experts, depth, columns)) in
+        [(1, 64, 264, 33), (1, 40, 2048, 16), (16, 40, 136, 70), (5, 70, 768, 6)].into_iter().enumerate()
+    {
+        let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+        let counts = (0..experts).map(|e| if e == 7 && tokens > 5 { 5 } else { i64::from(e % 3 == 1) });
+        let ends = counts.scan(0, |end, n| {
+            *end += n;
+            Some(*end)
+        });
+        let offsets: Vec<i64> = std::iter::once(0).chain(ends).collect();
+        let rows = offsets[experts] as usize + 2;
+        let mut case =
+            case("grouped_linear_swiglu", &format!("{dtype}, {tokens} by {experts} of {depth} x {columns}"), |g| {
+                let x = g.step_input("x", Type::tensor(dtype, [tokens, depth]))?;
+                let offsets = g.step_input("offsets", Type::tensor(DType::I32, [experts + 1]))?;
+                let index = g.step_input("rows", Type::tensor(DType::I32, [rows]))?;
+                let ty = Type::tensor(dtype, [experts, columns, depth]);
+                let (up, gate) = (g.weight("up", ty.clone())?, g.weight("gate", ty)?);
+                let reached = Sym::new("reached");
+                let up = g.grouped_linear(x, up, offsets, Some(index), &reached)?;
+                let gate = g.grouped_linear(x, gate, offsets, Some(index), &reached)?;
+                Ok(vec![g.swiglu(gate, up)?])
+            });
+        let index = (0..rows as i64).map(|row| if row % 11 == 5 { -1 } else { row * 7 % tokens as i64 }).collect();
+        case.given = vec![
+            ("offsets", Tensor::int(DType::I32, &[experts + 1], offsets)),
+            ("rows", Tensor::int(DType::I32, &[rows], index)),
+        ];
+        cases.push(case);
     }
     cases
 }
@@ -175,7 +226,7 @@ pub(crate) fn sums_of_experts() -> Vec<KernelCase> {
                 Ok(vec![sum])
             });
             // A token's experts differ; every seventh pair is padding's.
-            let expert = |pair: usize| (pair / top_k * 5 + pair % top_k * 3 + 1) % experts;
+            let expert = |pair: usize| (pair / top_k * 5 + pair % top_k * 11 + 1) % experts;
             let mut order: Vec<usize> = (0..pairs).filter(|pair| pair % 7 != 6).collect();
             order.sort_by_key(|pair| expert(*pair));
             let mut places = vec![-1; pairs];

@@ -10,6 +10,7 @@ use crate::common::gpu;
 use crate::running::{run, same_bits};
 use crate::sparse;
 use crate::training;
+use ridge_cuda::{CudaKernelRegistry, sources};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::sample::Rng;
@@ -151,7 +152,25 @@ fn experts_are_gated_and_added_in_one_launch() {
 fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::routers());
+    hold(&gpu, &cases::gates_of_few());
     hold(&gpu, &cases::sums_of_experts());
+}
+
+/// Whatever the number of rows, and on a machine without a GPU.
+#[test]
+fn groups_for_few_rows_are_made_of_parts_for_many() {
+    let registry = CudaKernelRegistry::builtin();
+    let cases = [cases::routers(), cases::sums_of_experts(), cases::products_of_heads()];
+    let mut launched = [0, 0];
+    for case in cases.iter().flatten() {
+        let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
+        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
+        let sources = sources(&registry, &lowered, &Bindings::new());
+        let sources = sources.unwrap_or_else(|why| panic!("{}, {}: {why}", case.kernel, case.what));
+        let fused = ["expert_route", "expert_sum", "head_products"];
+        launched[usize::from(sources.iter().all(|source| fused.contains(&&*source.entry)))] += 1;
+    }
+    assert!(launched.iter().all(|count| *count > 3), "{launched:?} of parts, and as one");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::require::{takes, want};
 use crate::cost::Cost;
+use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Builder, Composite, Gradient, Var};
@@ -17,8 +18,8 @@ use crate::why::Why;
 ///
 /// `q`, `k`, `v`, `log_decay`, `query_start`, and `erase` and `write` if it has a part of low rank, are those of the
 /// recurrence; `table`: state f32 `[lines, heads * key * value]`; `lines`: i32 `[rows, 2]`, the line that a row reads, zeros
-/// where there is none of that number, and the line that it writes, none where there is none. No line is written that another row
-/// writes or that any row reads: a kernel need not keep a state apart. Gives `y`, f32 `[tokens, heads, value]`, and the table.
+/// where there is none of that number, and the line that it writes, none where there is none. A row may write the line that it
+/// reads; no line is written that another row reads or writes, so a kernel need not keep states apart. Gives `y`, f32 `[tokens, heads, value]`, and the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatefulRecurrence {
     /// Has it a part of low rank?
@@ -67,7 +68,7 @@ impl Composite for StatefulRecurrence {
         let rows = lines.shape.0[0].clone();
         want("lines", lines, DType::I32, Shape(vec![rows, 2.into()]))?;
         let width = &made[1].shape.0[1..];
-        let width = width.iter().map(|dim| dim.as_const()).product::<Option<usize>>();
+        let width = width.iter().map(Dim::as_const).product::<Option<usize>>();
         let fits = table.state && table.dtype == DType::F32 && table.format.is_none() && table.shape.rank() == 2;
         if !fits || width.is_none() || table.shape.0[1].as_const() != width {
             return Err(format!("table must be a state f32[lines, {}], got {table}", width.unwrap_or_default()));
@@ -108,7 +109,7 @@ impl Composite for StatefulRecurrence {
         Gradient::None
     }
 
-    /// By heads, which are the outer part of a line; q and k of one group go to all.
+    /// By heads, which are the outer part of a line; q and k of one group go to all. Lines are flat, so not by values.
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let (cut, whole) = (Placement::shard(1), Placement::Replicate);
         let of_groups = if inputs[0].shape.0[1].is_one() { whole } else { cut };
@@ -151,6 +152,9 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         if rows > 1 {
             places[nth % rows] = -1;
             places[rows + (nth + 1) % rows] = if nth % 2 == 0 { -1 } else { 2 * rows as i64 + 1 };
+        } else if rows == 1 && nth % 2 == 0 {
+            // In its own place.
+            places[1] = places[0];
         }
         let lines = (0..rows).flat_map(|row| [places[row], places[rows + row]]).collect();
         let mut sample = Sample::new(StatefulRecurrence { low_rank: !low_rank.is_empty() });

@@ -77,3 +77,42 @@ fn common_scope(scopes: &[&str]) -> String {
         false => format!("{{{}}}", scopes.join(",")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::graph::Builder;
+    use crate::types::Type;
+
+    #[test]
+    fn a_gate_with_what_it_opens_and_a_router_stay_by_themselves() {
+        let mut g = Builder::new();
+        let matrix = || Type::tensor(DType::F32, [4usize, 4]);
+        let x = g.arg("x", matrix());
+        let linear = |g: &mut Builder, name: &str| {
+            let w = g.weight(name, matrix()).expect("fresh");
+            g.linear(x, w).expect("multiplies")
+        };
+        let [q, gate, router, up, k] = ["q", "gate", "router", "up", "k"].map(|name| linear(&mut g, name));
+        let open = g.swiglu(gate, up).expect("gates");
+        let op = MoeRouter { top_k: 1, sigmoid: false, normalise: true, scale: 1.0, bias: false, groups: None };
+        let (ids, _) = g.moe_router(router, None, op).expect("routes");
+        let outputs = [("q", q), ("k", k), ("open", open), ("ids", ids)];
+        let outputs = outputs.into_iter().map(|(name, var)| (name.to_owned(), var)).collect();
+        let mut graph = g.finish(outputs).expect("finishes");
+        group_linears(&mut graph);
+        let mut scopes = Vec::new();
+        for node in &graph.main().nodes {
+            if matches!(&node.op, Op::Composite(op) if op.downcast::<LinearGroup>().is_some()) {
+                let weight = |v: &Var| match graph.main().nodes[v.index()].op {
+                    Op::Arg(i) => graph.main().args[i].name.to_string(),
+                    _ => "a value".into(),
+                };
+                scopes.push(node.inputs[1..].iter().map(weight).collect::<Vec<_>>().join(" "));
+            }
+        }
+        scopes.sort();
+        assert_eq!(scopes, ["gate up", "q k"]);
+    }
+}
