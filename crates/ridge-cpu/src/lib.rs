@@ -66,6 +66,16 @@ pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Pr
 pub use parts::{PartKernel, part_kernel};
 pub use scratch::Scratch;
 
+/// The instruction set that kernels of this process use, as `RIDGE_CPU_ISA` names it.
+pub fn instruction_set() -> &'static str {
+    simd::isa().name()
+}
+
+/// All instruction sets that this machine has kernels for, as `RIDGE_CPU_ISA` names them, the best last.
+pub fn instruction_sets() -> Vec<&'static str> {
+    simd::available().into_iter().map(simd::Isa::name).collect()
+}
+
 /// Does this process multiply on matrix tiles (AMX)? Exact activations of bf16 are faster for many rows then, whatever
 /// weights are stored in; without, products of 8-bit codes are.
 pub fn has_tiles() -> bool {
