@@ -18,6 +18,7 @@
 //! parts                           kernels in safe code, for other crates
 //! kernel, io                      what a kernel is, how it is registered, and its operands
 //! scratch, memory, bytes          working memory, aligned memory, blocks of bytes
+//! placement                       where threads run, and pages with them
 //! mesh, sync                      groups of ranks; what the pool synchronises with, std's or loom's
 //! ```
 //!
@@ -47,6 +48,7 @@ mod memory;
 mod mesh;
 mod packing;
 mod parts;
+mod placement;
 mod pool;
 mod prims;
 mod program;
