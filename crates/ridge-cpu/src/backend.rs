@@ -74,8 +74,7 @@ impl Cpu {
             ..passes::Target::default()
         });
         let claims = registry.iter().map(|entry| entry.claim(&target)).collect();
-        let placement =
-            Placement::detect(threads).map_err(|why| RuntimeError::Device { backend: "cpu", why })?;
+        let placement = Placement::detect(threads).map_err(|why| RuntimeError::Device { backend: "cpu", why })?;
         let pool = ThreadPool::new(placement, options.own_threads).map_err(failed)?;
         let device = Arc::new(CpuDevice::new(pool, options.mesh, options.poison)?);
         Ok(Self { device, registry, claims })
@@ -115,7 +114,12 @@ impl Backend for Cpu {
         }
         let packing = Packing::of(ty).filter(|_| parts.len() == 1);
         if ty.format.is_none() || packing.is_some() {
-            let weight = StoredWeight::new(parts.swap_remove(0), packing, self.device.pool.placement().clone(), &self.device.ledger)?;
+            let weight = StoredWeight::new(
+                parts.swap_remove(0),
+                packing,
+                self.device.pool.placement().clone(),
+                &self.device.ledger,
+            )?;
             return Ok(Buffer::new(bytes, Arc::new(CpuStorage::Weight(weight))));
         }
         let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::Weights, bytes)?;

@@ -122,7 +122,11 @@ impl Placement {
 
     /// Calls `work` for each of `parts`, of which there are at most as many as threads, each on a thread of the node whose
     /// threads take that part of a launch's chunks.
-    pub(crate) fn for_each_part<T: Send>(&self, parts: impl ExactSizeIterator<Item = T>, work: impl Fn(usize, T) + Sync) {
+    pub(crate) fn for_each_part<T: Send>(
+        &self,
+        parts: impl ExactSizeIterator<Item = T>,
+        work: impl Fn(usize, T) + Sync,
+    ) {
         let (count, work) = (parts.len(), &work);
         std::thread::scope(|scope| {
             let mut here = None;

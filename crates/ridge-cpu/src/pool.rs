@@ -1,7 +1,8 @@
 //! Threads that run steps.
 //!
 //! A step is a list of launches, each cut into chunks. One word for each group of threads says which chunk of which launch
-//! is next (`chunks.rs`), so a thread takes work with a single addition, and whoever finishes a launch's last chunk opens the
+//! is next (`chunks.rs`), so a thread takes work with a single
+//! compare-and-swap, and whoever finishes a launch's last chunk opens the
 //! next launch. No thread is in charge: `n` threads are the caller that waits for a step and `n - 1` workers, and any of them
 //! can join or leave at any moment. A thread without work spins for a moment, offers its core to others for a while, then
 //! sleeps; nobody is woken for steps so small that one thread is quickest.
@@ -287,8 +288,7 @@ impl PoolState {
         let run = || {
             job.steps.run(launch, taken.chunk, scratch);
             let is_open = |launch| job.steps.gate(launch).is_none_or(|(gate, after)| gate.is_open(after));
-            while is_only && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 && is_open(last + 1)
-            {
+            while is_only && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 && is_open(last + 1) {
                 last += 1;
                 job.steps.run(last, 0, scratch);
             }

@@ -208,7 +208,8 @@ mod tests {
             let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new([&[0; 3], &bytes[..]].concat());
             let shared = WeightData::Shared(file, 3..3 + bytes.len());
             for data in [WeightData::Owned(bytes.clone()), shared] {
-                let weight = StoredWeight::new(data, Some(Packing::Tiles), Placement::anywhere(3), &Arc::default()).unwrap();
+                let weight =
+                    StoredWeight::new(data, Some(Packing::Tiles), Placement::anywhere(3), &Arc::default()).unwrap();
                 for inner in [inner, other, inner] {
                     let panels = weight.panels(inner).unwrap();
                     assert!(panels.bytes_of_panels() >= Some(bytes.len() / (2 * inner) * 2 * inner));

@@ -12,15 +12,15 @@ const GROUP: usize = 8;
 #[cfg(ridge_loom)]
 const GROUP: usize = 1;
 
-/// The most chunks of a launch: some 32,000 threads may count a part further than it reaches.
-pub(crate) const MAX_CHUNKS: u16 = u16::MAX / 2;
+/// The most chunks of a launch.
+pub(crate) const MAX_CHUNKS: u16 = u16::MAX;
 
 /// What lies in cache lines of its own: two of them, as processors fetch pairs.
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// Launch, end and next chunk of a group's part, in the bits from 32, from 16 and from 0 on. A part is taken when the next is
-/// the end; threads that were too late have counted it further.
+/// Launch, end and next chunk of a group's part, in the bits from 32, from 16 and from 0 on. All is taken when the next is the
+/// end.
 #[derive(Clone, Copy)]
 struct Part(u64);
 
@@ -105,14 +105,13 @@ impl OpenChunks {
         let count = self.groups.len();
         (mine..count).chain(0..mine).find_map(|group| {
             let part = &self.groups[group].part.0;
-            // Only looked at while there is nothing to take, so that the line stays in all caches.
-            while Part(part.load(Ordering::Acquire)).next().is_some() {
-                // This may be of another launch by now, and is ours just so.
-                if let Some(taken) = Part(part.fetch_add(1, Ordering::AcqRel)).next() {
+            loop {
+                let seen = part.load(Ordering::Acquire);
+                let taken = Part(seen).next()?;
+                if part.compare_exchange(seen, seen + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     return Some(TakenChunk { group, ..taken });
                 }
             }
-            None
         })
     }
 

@@ -64,7 +64,8 @@ fn job(chunks: &[u16], slow: bool) -> (Arc<PoolJob>, impl Fn(u32) + use<>) {
 #[test]
 fn chunks_run_once_and_in_order_of_their_launches() {
     // Threads of one group and of several.
-    for (threads, own) in [(1, false), (2, false), (3, false), (7, false), (17, false), (1, true), (2, true), (9, true)] {
+    for (threads, own) in [(1, false), (2, false), (3, false), (7, false), (17, false), (1, true), (2, true), (9, true)]
+    {
         let pool = ThreadPool::new(Placement::anywhere(threads), own).unwrap();
         let (job, check) = job(&[1, 5, 1, 1, 17, 2, 1], false);
         for _ in 0..2000 {

@@ -174,9 +174,8 @@ pub fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, b
     let total = values(by_row[0]).tensor().shape[0];
     let bound = |rows: usize| Bindings::new().with(symbol, rows);
     let whole_value = |arg: &Arg| values(&arg.name);
-    let on_threads: [LoadedGraph<'_>; 3] = std::array::from_fn(|i| {
-        LoadedGraph::new(&poisoned(i + 1), graph, &bound(total), &whole_value).expect("loads")
-    });
+    let on_threads: [LoadedGraph<'_>; 3] =
+        std::array::from_fn(|i| LoadedGraph::new(&poisoned(i + 1), graph, &bound(total), &whole_value).expect("loads"));
     let part = |range: std::ops::Range<usize>, threads: usize| {
         let value = |arg: &Arg| match values(&arg.name) {
             Value::Plain(tensor) if by_row.contains(&&*arg.name) => Value::Plain(rows(&tensor, range.clone())),
