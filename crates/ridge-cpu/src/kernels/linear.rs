@@ -128,7 +128,7 @@ fn group(body: &Function) -> Option<&LinearGroup> {
     })
 }
 
-/// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2.
+/// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2, and weights are widened seldom.
 const ROW_BLOCK: usize = 128;
 
 /// Products on matrix tiles take weights of bf16, as long as a tile, and those in blocks if x is of bf16: in any other
