@@ -14,6 +14,7 @@ use crate::kernel::KernelEntry;
 use crate::kernels;
 use crate::memory::{AlignedMemory, padded};
 use crate::packing::Packing;
+use crate::placement::Placement;
 use crate::pool::ThreadPool;
 use crate::program::CpuProgram;
 use crate::storage::{CpuStorage, storage};
@@ -73,7 +74,8 @@ impl Cpu {
             ..passes::Target::default()
         });
         let claims = registry.iter().map(|entry| entry.claim(&target)).collect();
-        let pool = ThreadPool::new(threads, options.own_threads).map_err(failed)?;
+        let placement = Placement::detect(threads).map_err(|why| RuntimeError::Device { backend: "cpu", why })?;
+        let pool = ThreadPool::new(placement, options.own_threads).map_err(failed)?;
         let device = Arc::new(CpuDevice::new(pool, options.mesh, options.poison)?);
         Ok(Self { device, registry, claims })
     }
@@ -112,14 +114,19 @@ impl Backend for Cpu {
         }
         let packing = Packing::of(ty).filter(|_| parts.len() == 1);
         if ty.format.is_none() || packing.is_some() {
-            let weight = StoredWeight::new(parts.swap_remove(0), packing, self.threads(), &self.device.ledger)?;
+            let weight = StoredWeight::new(
+                parts.swap_remove(0),
+                packing,
+                self.device.pool.placement().clone(),
+                &self.device.ledger,
+            )?;
             return Ok(Buffer::new(bytes, Arc::new(CpuStorage::Weight(weight))));
         }
         let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::Weights, bytes)?;
         // SAFETY: just allocated; no step knows it.
         let to = unsafe { memory.bytes_mut() };
         for (offset, part) in offsets.into_iter().zip(&parts) {
-            copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.threads());
+            copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.device.pool.placement());
         }
         Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
     }

@@ -18,6 +18,7 @@
 //! parts                           kernels in safe code, for other crates
 //! kernel, io                      what a kernel is, how it is registered, and its operands
 //! scratch, memory, bytes          working memory, aligned memory, blocks of bytes
+//! placement                       where threads run, and pages with them
 //! mesh, sync                      groups of ranks; what the pool synchronises with, std's or loom's
 //! ```
 //!
@@ -47,6 +48,7 @@ mod memory;
 mod mesh;
 mod packing;
 mod parts;
+mod placement;
 mod pool;
 mod prims;
 mod program;
@@ -65,6 +67,16 @@ pub use io::{KernelIo, KernelOutput};
 pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Preparation};
 pub use parts::{PartKernel, part_kernel};
 pub use scratch::Scratch;
+
+/// The instruction set that kernels of this process use, as `RIDGE_CPU_ISA` names it.
+pub fn instruction_set() -> &'static str {
+    simd::isa().name()
+}
+
+/// All instruction sets that this machine has kernels for, as `RIDGE_CPU_ISA` names them, the best last.
+pub fn instruction_sets() -> Vec<&'static str> {
+    simd::available().into_iter().map(simd::Isa::name).collect()
+}
 
 /// Does this process multiply on matrix tiles (AMX)? Exact activations of bf16 are faster for many rows then, whatever
 /// weights are stored in; without, products of 8-bit codes are.

@@ -1,10 +1,11 @@
 //! Threads that run steps.
 //!
-//! A step is a list of launches, each cut into chunks. One word says which chunk of which launch is next, so a thread
-//! takes work with a single compare-and-swap, and whoever finishes a launch's last chunk opens the next launch. No
-//! thread is in charge: `n` threads are the caller that waits for a step and `n - 1` workers, and any of them can join
-//! or leave at any moment. A thread without work spins for a moment, then sleeps; nobody is woken for steps so small
-//! that one thread is quickest.
+//! A step is a list of launches, each cut into chunks. One word for each group of threads says which chunk of which launch
+//! is next (`chunks.rs`), so a thread takes work with a single
+//! compare-and-swap, and whoever finishes a launch's last chunk opens the
+//! next launch. No thread is in charge: `n` threads are the caller that waits for a step and `n - 1` workers, and any of them
+//! can join or leave at any moment. A thread without work spins for a moment, offers its core to others for a while, then
+//! sleeps; nobody is woken for steps so small that one thread is quickest.
 //!
 //! Steps run one after another in the order of submission. Those that wait form a list in which each knows the next
 //! (the queue of Mellor-Crummey and Scott 1991), so submitting takes no lock either.
@@ -17,11 +18,14 @@ use std::sync::PoisonError;
 #[cfg(not(ridge_loom))]
 use std::time::{Duration, Instant};
 
+mod chunks;
+
 use crate::gate::{Gate, Waiting};
+use crate::placement::Placement;
 use crate::scratch::Scratch;
 use crate::sync::thread::JoinHandle;
 use crate::sync::{
-    Arc, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
+    Arc, AtomicBool, AtomicPtr, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
     order_sequentially_consistent_accesses, spin_loop, thread, thread_local,
 };
 
@@ -41,12 +45,17 @@ pub(crate) trait LaunchSequence: Send + Sync {
     }
 }
 
-/// The most chunks of a launch.
-pub(crate) const MAX_CHUNKS: u16 = u16::MAX - 1;
+pub(crate) use chunks::MAX_CHUNKS;
+use chunks::OpenChunks;
 
-/// How long a thread looks for work before it sleeps.
+/// How long a thread looks for work before it lets others have its core.
 #[cfg(not(ridge_loom))]
 const SPIN: Duration = Duration::from_micros(50);
+
+/// How long it looks for work before it sleeps. To wake many threads takes longer than most launches, so they stay awake
+/// for launches of a single chunk and for what the host does between two steps.
+#[cfg(not(ridge_loom))]
+const AWAKE: Duration = Duration::from_micros(400);
 
 /// A step in flight.
 pub(crate) struct PoolJob {
@@ -95,12 +104,10 @@ pub(crate) struct ThreadPool {
 }
 
 struct PoolState {
-    /// `launch << 32 | chunks << 16 | next chunk` of the launch that is open. Chunks all taken: nothing to do.
-    open: AtomicU64,
+    /// The launch that is open. Chunks all taken: nothing to do.
+    open: OpenChunks,
     /// The job that the open launch belongs to. Stable while any of its chunks is taken and unfinished.
     job: AtomicPtr<PoolJob>,
-    /// Chunks of the open launch that are not finished.
-    left: AtomicU32,
     /// The job submitted last, null when all are finished. Each job in the list is kept alive by a reference of its own.
     last: AtomicPtr<PoolJob>,
     /// Threads asleep, and those of them that are callers, who must hear of a job's end.
@@ -109,7 +116,7 @@ struct PoolState {
     sleep: Mutex<()>,
     wake: Condvar,
     closing: AtomicBool,
-    threads: usize,
+    placement: Placement,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -127,32 +134,39 @@ thread_local! {
 }
 
 impl ThreadPool {
-    /// A pool of `threads` threads. The caller's is one of them unless they are all the pool's own, which then run what
-    /// is submitted whether or not anybody waits.
-    pub(crate) fn new(threads: usize, own: bool) -> std::io::Result<Self> {
+    /// A pool of the threads of `placement`. The caller's is the first of them, which is not bound, unless they are all the
+    /// pool's own, which then run what is submitted whether or not anybody waits.
+    pub(crate) fn new(placement: Placement, own: bool) -> std::io::Result<Self> {
+        let threads = placement.threads();
         let shared = Arc::new(PoolState {
-            open: AtomicU64::new(0),
+            open: OpenChunks::new(placement.nodes().map(|node| node.len())),
             job: AtomicPtr::new(null_mut()),
-            left: AtomicU32::new(0),
             last: AtomicPtr::new(null_mut()),
             sleepers: AtomicUsize::new(0),
             sleeping_callers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             closing: AtomicBool::new(false),
-            threads,
+            placement,
         });
         let workers = (usize::from(!own)..threads)
             .map(|i| {
                 let shared = Arc::clone(&shared);
-                thread::Builder::new().name(format!("ridge-cpu-{i}")).spawn(move || shared.work(&Until::Closing))
+                thread::Builder::new().name(format!("ridge-cpu-{i}")).spawn(move || {
+                    shared.placement.bind(i);
+                    shared.work(&Until::Closing, shared.open.group_of(i));
+                })
             })
             .collect::<std::io::Result<_>>()?;
         Ok(Self { shared, workers, own })
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.shared.threads
+        self.shared.placement.threads()
+    }
+
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.shared.placement
     }
 
     /// For the lane of communication.
@@ -196,7 +210,7 @@ impl ThreadPool {
                 self.shared.idle(&Until::Only(job));
             }
         } else if !job.is_finished() {
-            self.shared.work(&Until::Finished(job));
+            self.shared.work(&Until::Finished(job), 0);
             // What is left for others must not wait for the next caller.
             if !self.shared.last.load(Ordering::Acquire).is_null() {
                 self.shared.wake_all();
@@ -241,17 +255,13 @@ enum Until<'a> {
     Closing,
 }
 
-fn pack(launch: usize, chunks: u16, next: u16) -> u64 {
-    (launch as u64) << 32 | u64::from(chunks) << 16 | u64::from(next)
-}
-
 impl PoolState {
-    /// Runs chunks until `until` has come.
-    fn work(&self, until: &Until<'_>) {
+    /// Runs chunks until `until` has come, those of a group of threads first.
+    fn work(&self, until: &Until<'_>, group: usize) {
         SCRATCH.with(|scratch| {
             let scratch = &mut *scratch.borrow_mut();
             while !self.done(until) {
-                if !self.take_one(scratch) {
+                if !self.take_one(group, scratch) {
                     self.idle(until);
                 }
             }
@@ -266,22 +276,19 @@ impl PoolState {
     }
 
     /// Takes and runs one chunk, or several launches that are of one chunk each, if there is one.
-    fn take_one(&self, scratch: &mut Scratch) -> bool {
-        let open = self.open.load(Ordering::Acquire);
-        let (launch, chunks, next) = ((open >> 32) as usize, (open >> 16) as u16, open as u16);
-        if next >= chunks || self.open.compare_exchange(open, open + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return next < chunks;
-        }
+    fn take_one(&self, group: usize, scratch: &mut Scratch) -> bool {
+        let Some(taken) = self.open.take(group) else { return false };
+        let launch = taken.launch;
         // SAFETY: a chunk of this job's open launch is ours and unfinished, so the job cannot finish and `job` cannot
         // change before it is; the queue's reference keeps it alive until `finish`.
         let job = unsafe { &*self.job.load(Ordering::Acquire) };
+        let is_only = job.steps.chunks(launch) == 1;
         // Launches of one chunk that follow one such are not opened: nobody could share them.
         let mut last = launch;
         let run = || {
-            job.steps.run(launch, next, scratch);
+            job.steps.run(launch, taken.chunk, scratch);
             let is_open = |launch| job.steps.gate(launch).is_none_or(|(gate, after)| gate.is_open(after));
-            while chunks == 1 && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 && is_open(last + 1)
-            {
+            while is_only && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 && is_open(last + 1) {
                 last += 1;
                 job.steps.run(last, 0, scratch);
             }
@@ -293,7 +300,7 @@ impl PoolState {
             job.failed.store(true, Ordering::Release);
         }
         // A launch of one chunk has nobody to wait for.
-        if chunks == 1 || self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if is_only || self.open.finish(taken) {
             self.advance(job, last);
         }
         true
@@ -314,9 +321,8 @@ impl PoolState {
 
     fn open(&self, job: &PoolJob, launch: usize) {
         let chunks = job.steps.chunks(launch);
-        self.left.store(u32::from(chunks), Ordering::Relaxed);
         // Sequentially consistent with the look at `sleepers`: either we see a sleeper or it sees the launch.
-        self.open.store(pack(launch, chunks, 0), Ordering::SeqCst);
+        self.open.open(launch, chunks);
         order_sequentially_consistent_accesses();
         if chunks > 1 {
             self.wake_all();
@@ -325,7 +331,6 @@ impl PoolState {
 
     fn finish(&self, job: &PoolJob) {
         let this = std::ptr::from_ref(job).cast_mut();
-        self.open.store(0, Ordering::SeqCst);
         let next = if self.last.compare_exchange(this, null_mut(), Ordering::SeqCst, Ordering::Acquire).is_ok() {
             null_mut()
         } else {
@@ -364,17 +369,12 @@ impl PoolState {
         }
     }
 
-    fn has_chunk(&self) -> bool {
-        let open = self.open.load(Ordering::SeqCst);
-        (open as u16) < (open >> 16) as u16
-    }
-
     /// Is there something to do or to return for?
     fn wanted(&self, until: &Until<'_>) -> bool {
-        !matches!(until, Until::Only(_)) && self.has_chunk() || self.done(until)
+        !matches!(until, Until::Only(_)) && self.open.has_chunk() || self.done(until)
     }
 
-    /// Spins for a moment. Gives whether there is something to do or to return for.
+    /// Stays awake for a moment. Gives whether there is something to do or to return for.
     #[cfg(not(ridge_loom))]
     fn spin(&self, until: &Until<'_>) -> bool {
         let start = Instant::now();
@@ -385,8 +385,10 @@ impl PoolState {
                 }
                 spin_loop();
             }
-            if start.elapsed() > SPIN {
-                return false;
+            match start.elapsed() {
+                awake if awake > AWAKE => return false,
+                awake if awake > SPIN => std::thread::yield_now(),
+                _ => {}
             }
         }
     }

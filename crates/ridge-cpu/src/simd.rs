@@ -29,7 +29,7 @@ pub(crate) use convert::{
     with_element,
 };
 pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
-pub(crate) use isa::{Isa, check_isa, isa, vectorised};
+pub(crate) use isa::{Isa, available, check_isa, isa, vectorised};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use lanes::fetch;
 pub(crate) use lanes::{LANES, add, dot, fma, max, scale, sum_each, sum_lanes};

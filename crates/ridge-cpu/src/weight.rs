@@ -7,6 +7,7 @@ use ridge_runtime::{MemoryLedger, MemoryOwner, Result, WeightData};
 use crate::bytes::MemoryBlock;
 use crate::memory::{ALIGN, AlignedMemory, SMALL};
 use crate::packing::Packing;
+use crate::placement::Placement;
 
 /// A weight. What is made of it is made once, by all threads: panels when they are settled for it, rows when a step that
 /// wants them is prepared.
@@ -14,7 +15,7 @@ pub(crate) struct StoredWeight {
     bytes: usize,
     /// How it may be packed.
     packing: Option<Packing>,
-    threads: usize,
+    placement: Placement,
     ledger: Arc<MemoryLedger>,
     forms: Mutex<WeightForms>,
 }
@@ -67,15 +68,15 @@ impl StoredWeight {
     pub(crate) fn new(
         data: WeightData,
         packing: Option<Packing>,
-        threads: usize,
+        placement: Placement,
         ledger: &Arc<MemoryLedger>,
     ) -> Result<Self> {
         let bytes = data.bytes().len();
         let stays = bytes > SMALL && matches!(data, WeightData::Shared(..));
-        let rows = if stays { None } else { Some(copied(data.bytes(), threads, ledger)?) };
+        let rows = if stays { None } else { Some(copied(data.bytes(), &placement, ledger)?) };
         let forms =
             Mutex::new(WeightForms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
-        Ok(Self { bytes, packing, threads, ledger: Arc::clone(ledger), forms })
+        Ok(Self { bytes, packing, placement, ledger: Arc::clone(ledger), forms })
     }
 
     /// Row-major: where it lies if that begins on a cache line, as vectors want it.
@@ -97,7 +98,7 @@ impl StoredWeight {
             return Ok(rows);
         }
         let rows = match (&forms.given, &forms.panels) {
-            (Some(data), _) => copied(data.bytes(), self.threads, &self.ledger)?,
+            (Some(data), _) => copied(data.bytes(), &self.placement, &self.ledger)?,
             (None, Some((panels, inner))) => {
                 let rows = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, self.bytes)?;
                 // SAFETY: the rows were just allocated, and panels are not written once they are made.
@@ -149,16 +150,9 @@ impl StoredWeight {
         let made = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, pieces * piece)?;
         // SAFETY: just allocated.
         let to = unsafe { made.bytes_mut() };
-        let share = pieces.div_ceil(self.threads).max(LEAST.div_ceil(piece.max(1))).max(1);
-        std::thread::scope(|scope| {
-            let mut shares = to.chunks_mut((share * piece).max(1)).enumerate();
-            let first = shares.next();
-            for (nth, to) in shares {
-                scope.spawn(move || packing.pack(rows, inner, nth * share, to));
-            }
-            if let Some((_, to)) = first {
-                packing.pack(rows, inner, 0, to);
-            }
+        let share = pieces.div_ceil(self.placement.threads()).max(LEAST.div_ceil(piece.max(1))).max(1);
+        self.placement.for_each_part(to.chunks_mut((share * piece).max(1)), |nth, to| {
+            packing.pack(rows, inner, nth * share, to);
         });
         // Panels hold whole rows: elements behind the last are nowhere else.
         let whole = forms.given.is_some() || rows.len().is_multiple_of(packing.row_bytes(inner).max(1));
@@ -175,24 +169,18 @@ impl StoredWeight {
 /// Bytes that a thread is started for.
 const LEAST: usize = 4 << 20;
 
-fn copied(from: &[u8], threads: usize, ledger: &Arc<MemoryLedger>) -> Result<Arc<AlignedMemory>> {
+fn copied(from: &[u8], placement: &Placement, ledger: &Arc<MemoryLedger>) -> Result<Arc<AlignedMemory>> {
     let memory = AlignedMemory::zeroed(ledger, MemoryOwner::Weights, from.len())?;
     // SAFETY: just allocated; no step knows it.
-    copy(from, unsafe { memory.bytes_mut() }, threads);
+    copy(from, unsafe { memory.bytes_mut() }, placement);
     Ok(Arc::new(memory))
 }
 
-/// Copies by `threads` threads, where it is enough to start them for.
-pub(crate) fn copy(from: &[u8], to: &mut [u8], threads: usize) {
-    let share = from.len().div_ceil(threads).max(LEAST);
-    let mut shares = from.chunks(share).zip(to.chunks_mut(share));
-    let Some((first, to_first)) = shares.next() else { return };
-    std::thread::scope(|scope| {
-        for (from, to) in shares {
-            scope.spawn(|| to.copy_from_slice(from));
-        }
-        to_first.copy_from_slice(first);
-    });
+/// Copies by as many threads as there are, where it is enough to start them for.
+pub(crate) fn copy(from: &[u8], to: &mut [u8], placement: &Placement) {
+    let share = from.len().div_ceil(placement.threads()).max(LEAST);
+    let shares = from.chunks(share).zip(to.chunks_mut(share));
+    placement.for_each_part(shares, |_, (from, to)| to.copy_from_slice(from));
 }
 
 #[cfg(test)]
@@ -220,7 +208,8 @@ mod tests {
             let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new([&[0; 3], &bytes[..]].concat());
             let shared = WeightData::Shared(file, 3..3 + bytes.len());
             for data in [WeightData::Owned(bytes.clone()), shared] {
-                let weight = StoredWeight::new(data, Some(Packing::Tiles), 3, &Arc::default()).unwrap();
+                let weight =
+                    StoredWeight::new(data, Some(Packing::Tiles), Placement::anywhere(3), &Arc::default()).unwrap();
                 for inner in [inner, other, inner] {
                     let panels = weight.panels(inner).unwrap();
                     assert!(panels.bytes_of_panels() >= Some(bytes.len() / (2 * inner) * 2 * inner));
@@ -236,7 +225,7 @@ mod tests {
             ridge_testing::skip!("this machine has no AMX");
         }
         let data = WeightData::Owned(vec![7; 2 * 40 * 64]);
-        let weight = StoredWeight::new(data, Some(Packing::Tiles), 1, &Arc::default()).unwrap();
+        let weight = StoredWeight::new(data, Some(Packing::Tiles), Placement::anywhere(1), &Arc::default()).unwrap();
         let before = weight.rows().unwrap();
         weight.panels(64).unwrap();
         let after = weight.rows().unwrap();

@@ -55,7 +55,62 @@ const ORDERS: u32 = 4;
 /// Says for which op, input types, output and row the result is wrong, what was got, what is exact and what is
 /// allowed.
 pub fn judge(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
-    judged(sample, got).map_err(|why| format!("{}: {why}", described(sample)))
+    Reference::of(sample)?.judge(got)
+}
+
+/// What results for a sample are judged by. It takes long to evaluate and serves the results of any number of backends.
+pub struct Reference<'a> {
+    sample: &'a Sample,
+    /// Outputs of plain implementations that differ in the order of their sums, at least of one.
+    plains: Vec<Vec<Tensor>>,
+    /// Exact outputs, where they are what counts.
+    exact: Vec<Tensor>,
+}
+
+impl<'a> Reference<'a> {
+    /// Evaluates `sample`.
+    ///
+    /// # Errors
+    /// When the sample is not valid for its op.
+    pub fn of(sample: &'a Sample) -> Result<Self, String> {
+        let outputs = |precision| expected(sample, precision).map_err(|why| format!("{}: {why}", described(sample)));
+        let orders = if matches!(sample.check, Check::Norm) { ORDERS } else { 1 };
+        let reordered = (1..orders).map(Precision::Reordered);
+        let plains = std::iter::once(Precision::Rounded).chain(reordered).map(outputs).collect::<Result<_, _>>()?;
+        let exact = match sample.check {
+            Check::Norm | Check::Codes => outputs(Precision::Exact)?,
+            Check::Exact | Check::Property(_) => Vec::new(),
+        };
+        Ok(Self { sample, plains, exact })
+    }
+
+    /// As [`judge`].
+    ///
+    /// # Errors
+    /// As [`judge`].
+    pub fn judge(&self, got: &[Tensor]) -> Result<f64, String> {
+        self.judged(got).map_err(|why| format!("{}: {why}", described(self.sample)))
+    }
+
+    fn judged(&self, got: &[Tensor]) -> Result<f64, String> {
+        let plain = &self.plains[0];
+        check_types(got, plain)?;
+        match self.sample.check {
+            Check::Property(holds) => holds(&self.sample.inputs, got).map(|()| 0.0),
+            Check::Exact => {
+                for (i, (g, p)) in got.iter().zip(plain).enumerate() {
+                    equal(g, &[p]).map_err(|why| format!("output {i}{why}"))?;
+                }
+                Ok(0.0)
+            }
+            Check::Codes => {
+                let first = self.sample.inputs.first();
+                let Some(Value::Plain(x)) = first else { return Err("x is not a plain tensor".into()) };
+                codes(&got[0], &self.exact[0], x).map(|()| 0.0)
+            }
+            Check::Norm => within(got, &self.plains, &self.exact),
+        }
+    }
 }
 
 /// The outputs of `sample` by evaluation, in the order of [`Sample::graph`]'s outputs.
@@ -106,33 +161,6 @@ pub fn samples_of(registry: &OpRegistry, dtype: DType, seed: u64) -> Vec<(Arc<st
         samples.into_iter().map(move |sample| (Arc::clone(&name), sample))
     };
     registry.iter().flat_map(of_entry).collect()
-}
-
-fn judged(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
-    let plain = expected(sample, Precision::Rounded)?;
-    check_types(got, &plain)?;
-    match sample.check {
-        Check::Property(holds) => holds(&sample.inputs, got).map(|()| 0.0),
-        Check::Exact => {
-            for (i, (g, p)) in got.iter().zip(&plain).enumerate() {
-                equal(g, &[p]).map_err(|why| format!("output {i}{why}"))?;
-            }
-            Ok(0.0)
-        }
-        Check::Codes => {
-            let exact = expected(sample, Precision::Exact)?;
-            let Some(Value::Plain(x)) = sample.inputs.first() else { return Err("x is not a plain tensor".into()) };
-            codes(&got[0], &exact[0], x).map(|()| 0.0)
-        }
-        Check::Norm => {
-            let exact = expected(sample, Precision::Exact)?;
-            let mut plains = vec![plain];
-            for order in 1..ORDERS {
-                plains.push(expected(sample, Precision::Reordered(order))?);
-            }
-            within(got, &plains, &exact)
-        }
-    }
 }
 
 /// Judges `got`, a backend's outputs for `graph` in the order of its main function's, by the rule of tolerance. Gives

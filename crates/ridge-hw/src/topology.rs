@@ -5,5 +5,5 @@ mod matrix;
 mod nodes;
 
 pub use matrix::{Matrix, MatrixGpu, MatrixNic, PathType};
-pub use nodes::{NumaNode, numa_nodes};
+pub use nodes::{NumaNode, cores, numa_nodes};
 pub(crate) use nodes::{core_counts, parse_cpu_list};

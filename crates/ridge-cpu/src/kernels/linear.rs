@@ -128,8 +128,8 @@ fn group(body: &Function) -> Option<&LinearGroup> {
     })
 }
 
-/// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2.
-const ROW_BLOCK: usize = 64;
+/// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2, and weights are widened seldom.
+const ROW_BLOCK: usize = 128;
 
 /// Products on matrix tiles take weights of bf16, as long as a tile, and those in blocks if x is of bf16: in any other
 /// dtype their values would have to be more than one term.

@@ -72,7 +72,7 @@ fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn two_threads_run_every_chunk_once_and_launches_in_order() {
     model(2, || {
-        let pool = ThreadPool::new(2, false).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(2), false).unwrap();
         let (job, counts) = job(&[2, 2]);
         pool.submit(&job);
         pool.wait(&job);
@@ -83,7 +83,7 @@ fn two_threads_run_every_chunk_once_and_launches_in_order() {
 #[test]
 fn launches_of_one_chunk_are_run_between_others() {
     model(2, || {
-        let pool = ThreadPool::new(2, false).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(2), false).unwrap();
         let (job, counts) = job(&[2, 1, 2]);
         pool.submit(&job);
         pool.wait(&job);
@@ -94,7 +94,7 @@ fn launches_of_one_chunk_are_run_between_others() {
 #[test]
 fn threads_of_the_pool_run_what_the_caller_only_waits_for() {
     model(2, || {
-        let pool = ThreadPool::new(1, true).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(1), true).unwrap();
         let (job, counts) = job(&[1, 2]);
         pool.submit(&job);
         pool.wait(&job);
@@ -105,7 +105,7 @@ fn threads_of_the_pool_run_what_the_caller_only_waits_for() {
 #[test]
 fn three_threads_run_every_chunk_once() {
     model(1, || {
-        let pool = ThreadPool::new(3, false).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(3), false).unwrap();
         let (job, counts) = job(&[3, 2]);
         pool.submit(&job);
         pool.wait(&job);
@@ -116,7 +116,7 @@ fn three_threads_run_every_chunk_once() {
 #[test]
 fn queued_jobs_run_in_order() {
     model(2, || {
-        let pool = ThreadPool::new(2, false).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(2), false).unwrap();
         let (first, counts) = job(&[1, 2]);
         let second = job_after((2, 3), &[2], &counts);
         pool.submit(&first);
@@ -132,7 +132,7 @@ fn queued_jobs_run_in_order() {
 #[test]
 fn a_job_that_has_finished_runs_again() {
     model(2, || {
-        let pool = ThreadPool::new(2, false).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(2), false).unwrap();
         let (job, counts) = job(&[2]);
         for _ in 0..2 {
             pool.submit(&job);
@@ -146,7 +146,7 @@ fn a_job_that_has_finished_runs_again() {
 #[test]
 fn callers_on_two_threads_share_a_pool() {
     model(2, || {
-        let pool = Arc::new(ThreadPool::new(1, false).unwrap());
+        let pool = Arc::new(ThreadPool::new(Placement::anywhere(1), false).unwrap());
         let other = {
             let pool = Arc::clone(&pool);
             thread::spawn(move || {
@@ -167,7 +167,7 @@ fn callers_on_two_threads_share_a_pool() {
 #[test]
 fn a_worker_runs_a_job_that_nobody_waits_for() {
     model(3, || {
-        let pool = ThreadPool::new(2, false).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(2), false).unwrap();
         let (job, counts) = job(&[2]);
         pool.submit(&job);
         while !job.is_finished() {
@@ -179,7 +179,7 @@ fn a_worker_runs_a_job_that_nobody_waits_for() {
 
 #[test]
 fn a_pool_without_work_shuts_down() {
-    model(3, || drop(ThreadPool::new(3, false).unwrap()));
+    model(3, || drop(ThreadPool::new(Placement::anywhere(3), false).unwrap()));
 }
 
 /// Launches of which the second waits for one collective, which somebody else completes.
@@ -220,7 +220,7 @@ fn a_launch_begins_when_the_collective_that_it_waits_for_is_complete() {
             let gated = GatedLaunches { gate: Gate::default(), counts: std::sync::Arc::clone(&counts), complete };
             let gated = std::sync::Arc::new(gated);
             let job = Arc::new(PoolJob::new(Box::new(std::sync::Arc::clone(&gated))));
-            let pool = ThreadPool::new(1, own).unwrap();
+            let pool = ThreadPool::new(Placement::anywhere(1), own).unwrap();
             let handle = pool.handle();
             let lane = thread::spawn(move || {
                 gated.complete.store(true, Ordering::SeqCst);

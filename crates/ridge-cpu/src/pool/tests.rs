@@ -1,6 +1,7 @@
 //! Order and completeness of the pool under stress.
 
 use super::*;
+use crate::sync::AtomicU32;
 
 /// Checks, while it runs, that every chunk runs once and after all chunks of the launch before.
 struct Checked {
@@ -62,8 +63,10 @@ fn job(chunks: &[u16], slow: bool) -> (Arc<PoolJob>, impl Fn(u32) + use<>) {
 
 #[test]
 fn chunks_run_once_and_in_order_of_their_launches() {
-    for (threads, own) in [(1, false), (2, false), (3, false), (7, false), (1, true), (2, true)] {
-        let pool = ThreadPool::new(threads, own).unwrap();
+    // Threads of one group and of several.
+    for (threads, own) in [(1, false), (2, false), (3, false), (7, false), (17, false), (1, true), (2, true), (9, true)]
+    {
+        let pool = ThreadPool::new(Placement::anywhere(threads), own).unwrap();
         let (job, check) = job(&[1, 5, 1, 1, 17, 2, 1], false);
         for _ in 0..2000 {
             pool.submit(&job);
@@ -76,7 +79,7 @@ fn chunks_run_once_and_in_order_of_their_launches() {
 #[test]
 fn sleeping_threads_are_woken_for_work_and_for_the_end() {
     for own in [false, true] {
-        let pool = ThreadPool::new(3, own).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(3), own).unwrap();
         let (job, check) = job(&[4, 1, 6], true);
         for i in 0..60 {
             if i % 7 == 0 {
@@ -92,7 +95,7 @@ fn sleeping_threads_are_woken_for_work_and_for_the_end() {
 #[test]
 fn queued_jobs_run_in_order_whoever_waits_first() {
     for (threads, own) in [(1, false), (2, false), (4, false), (1, true)] {
-        let pool = ThreadPool::new(threads, own).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(threads), own).unwrap();
         let jobs: Vec<_> = (0..5).map(|i| job(&[1, 3 + i, 1], false)).collect();
         for _ in 0..300 {
             jobs.iter().for_each(|(j, _)| pool.submit(j));
@@ -107,7 +110,7 @@ fn queued_jobs_run_in_order_whoever_waits_first() {
 #[test]
 fn many_callers_share_a_pool() {
     for (threads, own) in [(1, false), (3, false), (2, true)] {
-        let pool = ThreadPool::new(threads, own).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(threads), own).unwrap();
         std::thread::scope(|scope| {
             for i in 0..4 {
                 let pool = &pool;
@@ -134,7 +137,7 @@ fn many_callers_share_a_pool() {
 fn a_step_completes_without_anybody_waiting() {
     // Of a pool's own threads one is enough, and launches need not be worth sharing.
     for (threads, own, chunks) in [(2, false, [2, 2, 1]), (1, true, [2, 2, 1]), (1, true, [1, 1, 1])] {
-        let pool = ThreadPool::new(threads, own).unwrap();
+        let pool = ThreadPool::new(Placement::anywhere(threads), own).unwrap();
         let (job, check) = job(&chunks, false);
         for _ in 0..3 {
             pool.submit(&job);
@@ -162,7 +165,7 @@ fn a_panic_of_a_kernel_is_kept_and_does_not_hang() {
             assert!(launch != 0 || chunk != 1, "the kernel said so");
         }
     }
-    let pool = ThreadPool::new(2, false).unwrap();
+    let pool = ThreadPool::new(Placement::anywhere(2), false).unwrap();
     let job = Arc::new(PoolJob::new(Box::new(Panics)));
     pool.submit(&job);
     pool.wait(&job);

@@ -120,15 +120,20 @@ pub(crate) fn isa() -> Isa {
     *CHOICE.as_ref().unwrap_or(&Isa::Portable)
 }
 
+/// The instruction sets of this machine, the best last.
+pub(crate) fn available() -> Vec<Isa> {
+    let best = best();
+    Isa::ALL.iter().copied().filter(|isa| isa.within(best)).collect()
+}
+
 /// What is wrong with [`ISA_VARIABLE`], if something is.
 pub(crate) fn check_isa() -> Result<(), String> {
     CHOICE.as_ref().map(|_| ()).map_err(Clone::clone)
 }
 
 static CHOICE: LazyLock<Result<Isa, String>> = LazyLock::new(|| {
-    let best = best();
-    let Some(wanted) = std::env::var_os(ISA_VARIABLE) else { return Ok(best) };
-    let possible: Vec<Isa> = Isa::ALL.iter().copied().filter(|isa| isa.within(best)).collect();
+    let Some(wanted) = std::env::var_os(ISA_VARIABLE) else { return Ok(best()) };
+    let possible = available();
     let found = possible.iter().find(|isa| wanted == isa.name());
     found.copied().ok_or_else(|| {
         let (wanted, names) = (wanted.display(), possible.iter().map(|isa| isa.name()).collect::<Vec<_>>());

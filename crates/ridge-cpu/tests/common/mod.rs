@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Arg, Bindings, Data, Graph, Role, Tensor, Type, Value};
-use ridge_runtime::{Backend, Buffer, Program, Result, Session, WeightData};
+use ridge_runtime::{Backend, Buffer, Compiled, Program, Result, Session, WeightData};
 
 /// A CPU of `threads` threads, its memory poisoned before each step.
 pub fn poisoned(threads: usize) -> Arc<dyn Backend> {
@@ -75,43 +75,77 @@ pub fn session(
         session.load(&arg.name, &arg.ty, parts(&value(arg)))?;
     }
     session.allocate_states(graph, bindings)?;
-    for arg in graph.args(Role::State) {
-        let buffer = session.state(&arg.name).expect("just allocated");
-        backend.write(&buffer, &value(arg).tensor().to_bytes())?;
-    }
+    write_states(backend, graph, &session, value)?;
     Ok(session)
 }
 
-/// The outputs of one step, in the order of the main function's, states as they are afterwards.
+fn write_states(
+    backend: &Arc<dyn Backend>,
+    graph: &Graph,
+    session: &Session,
+    value: &dyn Fn(&Arg) -> Value,
+) -> Result<()> {
+    graph.args(Role::State).try_for_each(|arg| {
+        let buffer = session.state(&arg.name).expect("is allocated");
+        backend.write(&buffer, &value(arg).tensor().to_bytes())
+    })
+}
+
+/// A graph on a backend with its weights and states, for steps of any extents.
+pub struct LoadedGraph<'a> {
+    backend: Arc<dyn Backend>,
+    graph: &'a Graph,
+    session: Session,
+    compiled: Compiled,
+}
+
+impl<'a> LoadedGraph<'a> {
+    pub fn new(
+        backend: &Arc<dyn Backend>,
+        graph: &'a Graph,
+        bindings: &Bindings,
+        value: &dyn Fn(&Arg) -> Value,
+    ) -> Result<Self> {
+        let session = session(backend, graph, bindings, value)?;
+        let main = graph.main();
+        let names: Vec<&str> = main.outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
+        let compiled = session.compile(graph, &names)?;
+        Ok(Self { backend: Arc::clone(backend), graph, session, compiled })
+    }
+
+    /// The outputs of one step, in the order of the main function's, states as they are afterwards.
+    pub fn step(&self, bindings: &Bindings, value: &dyn Fn(&Arg) -> Value) -> Result<Vec<Tensor>> {
+        let mut bucket = self.compiled.bucket(bindings)?;
+        for arg in self.graph.args(Role::StepInput) {
+            bucket.set(&arg.name, value(arg).tensor())?;
+        }
+        bucket.submit()?;
+        while !bucket.poll()? {
+            std::thread::yield_now();
+        }
+        let main = self.graph.main();
+        let mut outputs = Vec::with_capacity(main.outputs.len());
+        for output in &main.outputs {
+            outputs.push(if output.role == Role::State {
+                let ty = main.ty(output.var);
+                let bytes = self.backend.read(&self.session.state(&output.name).expect("allocated"))?;
+                Tensor::from_bytes(ty.dtype, &ty.shape.eval(bindings)?, &bytes)
+            } else {
+                bucket.tensor(&output.name)?
+            });
+        }
+        Ok(outputs)
+    }
+}
+
+/// The outputs of one step of a graph that is loaded for it: see [`LoadedGraph::step`].
 pub fn run(
     backend: &Arc<dyn Backend>,
     graph: &Graph,
     bindings: &Bindings,
     value: &dyn Fn(&Arg) -> Value,
 ) -> Result<Vec<Tensor>> {
-    let session = session(backend, graph, bindings, value)?;
-    let main = graph.main();
-    let names: Vec<&str> = main.outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
-    let compiled = session.compile(graph, &names)?;
-    let mut bucket = compiled.bucket(bindings)?;
-    for arg in graph.args(Role::StepInput) {
-        bucket.set(&arg.name, value(arg).tensor())?;
-    }
-    bucket.submit()?;
-    while !bucket.poll()? {
-        std::thread::yield_now();
-    }
-    let mut outputs = Vec::with_capacity(main.outputs.len());
-    for output in &main.outputs {
-        outputs.push(if output.role == Role::State {
-            let ty = main.ty(output.var);
-            let bytes = backend.read(&session.state(&output.name).expect("allocated"))?;
-            Tensor::from_bytes(ty.dtype, &ty.shape.eval(bindings)?, &bytes)
-        } else {
-            bucket.tensor(&output.name)?
-        });
-    }
-    Ok(outputs)
+    LoadedGraph::new(backend, graph, bindings, value)?.step(bindings, value)
 }
 
 /// Are two results the same to the bit?
@@ -127,20 +161,29 @@ pub fn same_bits(a: &[Tensor], b: &[Tensor]) -> bool {
 
 /// Rows `rows` of a tensor.
 pub fn rows(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
-    let row = tensor.len() / tensor.shape[0] * tensor.dtype.size_bytes();
-    let shape = [&[rows.len()], &tensor.shape[1..]].concat();
-    Tensor::from_bytes(tensor.dtype, &shape, &tensor.to_bytes()[rows.start * row..rows.end * row])
+    let row = tensor.len() / tensor.shape[0];
+    let (shape, of_rows) = ([&[rows.len()], &tensor.shape[1..]].concat(), rows.start * row..rows.end * row);
+    match &tensor.data {
+        Data::Float(values) => Tensor::float(tensor.dtype, &shape, values[of_rows].to_vec()),
+        Data::Int(values) => Tensor::int(tensor.dtype, &shape, values[of_rows].to_vec()),
+    }
 }
 
 /// Requires that output 0 for some rows of the inputs named `by_row` is those rows of the output for all of them.
 pub fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, by_row: &[&str], cuts: &[usize]) {
     let total = values(by_row[0]).tensor().shape[0];
+    let bound = |rows: usize| Bindings::new().with(symbol, rows);
+    let whole_value = |arg: &Arg| values(&arg.name);
+    let on_threads: [LoadedGraph<'_>; 3] =
+        std::array::from_fn(|i| LoadedGraph::new(&poisoned(i + 1), graph, &bound(total), &whole_value).expect("loads"));
     let part = |range: std::ops::Range<usize>, threads: usize| {
         let value = |arg: &Arg| match values(&arg.name) {
             Value::Plain(tensor) if by_row.contains(&&*arg.name) => Value::Plain(rows(&tensor, range.clone())),
             value => value,
         };
-        run(&poisoned(threads), graph, &Bindings::new().with(symbol, range.len()), &value).expect("runs").remove(0)
+        let on = &on_threads[threads - 1];
+        write_states(&on.backend, graph, &on.session, &whole_value).expect("are written");
+        on.step(&bound(range.len()), &value).expect("runs").remove(0)
     };
     let whole = part(0..total, 1);
     for threads in [2, 3] {

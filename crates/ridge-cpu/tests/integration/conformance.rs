@@ -1,11 +1,17 @@
-//! Every op on this backend, in every dtype, against its f64 meaning by the one rule of tolerance: claimed by kernels
-//! and decomposed, on one thread and on several, on time and late, with poisoned memory.
+//! Every op on this backend, in every dtype and with every instruction set of this machine, against its f64 meaning by the
+//! one rule of tolerance: claimed by kernels and decomposed, on one thread and on several, on time and late, with poisoned
+//! memory.
+//!
+//! The f64 meaning of a sample takes longer to evaluate than the sample takes to run. So one process evaluates it once and
+//! judges the results of all instruction sets, of which each has a process of its own (`results.rs`).
 
+use std::fs::File;
 use std::sync::Arc;
 
 use crate::common::{Unclaimed, poisoned, run, same_bits};
-use crate::rerun::{rerun, with_instruction_sets};
-use ridge_graph::conformance::{all_samples, judge};
+use crate::rerun::{ISA_VARIABLE, instruction_sets_beside_ours, rerun};
+use crate::results::{ResultReader, ResultWriter, Results};
+use ridge_graph::conformance::{Reference, all_samples};
 use ridge_graph::sample::Sample;
 use ridge_graph::{Arg, Bindings, DType, Tensor};
 use ridge_runtime::Backend;
@@ -27,14 +33,8 @@ impl Ways {
         }
     }
 
-    fn check(&self, sample: &Sample) -> Result<(), String> {
-        let claimed = agreed(&self.claimed, sample)?;
-        judge(sample, &claimed)?;
-        let unclaimed = agreed(&self.unclaimed, sample)?;
-        if !same_bits(&claimed, &unclaimed) {
-            judge(sample, &unclaimed).map_err(|why| format!("decomposed: {why}"))?;
-        }
-        Ok(())
+    fn results(&self, sample: &Sample) -> Result<Results, String> {
+        Ok(Results { claimed: agreed(&self.claimed, sample)?, unclaimed: agreed(&self.unclaimed, sample)? })
     }
 }
 
@@ -51,63 +51,73 @@ fn agreed(backends: &[Arc<dyn Backend>], sample: &Sample) -> Result<Vec<Tensor>,
     }
 }
 
-fn conforms(dtype: DType) {
-    let ways = Ways::new();
-    let samples = all_samples(dtype, 11);
-    let failures: Vec<String> = samples
-        .iter()
-        .filter_map(|(name, sample)| ways.check(sample).err().map(|why| format!("{name}: {why:.600}")))
-        .collect();
+/// Names the file that a process writes its results to, for the one that started it to judge.
+const RESULTS: &str = "RIDGE_CPU_CONFORMANCE_RESULTS";
+
+/// The results of `test` of this binary with another instruction set.
+fn results_with(isa: &str, test: &str) -> ResultReader {
+    let file = tempfile::NamedTempFile::new().expect("there is room for results");
+    let path = file.path().to_str().expect("its name is text");
+    let (passed, printed) = rerun(&[test], &[(ISA_VARIABLE, isa), (RESULTS, path)]);
+    assert!(passed, "{isa}: {printed}");
+    ResultReader::new(file.into_file())
+}
+
+/// Judges the results of this process, and those of `test`, which calls this, with each of the instruction sets `others`.
+fn conforms(dtype: DType, test: &str, others: &[&'static str]) {
+    let (ways, samples) = (Ways::new(), all_samples(dtype, 11));
+    if let Some(path) = std::env::var_os(RESULTS) {
+        let mut writer = ResultWriter::new(File::create(path).expect("the file is there"));
+        samples.iter().for_each(|(_, sample)| writer.write(&ways.results(sample)).expect("results are written"));
+        return writer.finish().expect("results are written");
+    }
+    let mut others: Vec<_> = others.iter().map(|isa| (*isa, results_with(isa, test))).collect();
+    let mut failures = Vec::new();
+    for (name, sample) in &samples {
+        let reference = Reference::of(sample);
+        let mut judge = |isa: &str, results: Result<Results, String>| {
+            let judged = reference.as_ref().map_err(Clone::clone);
+            let judged = judged.and_then(|reference| results?.judge(reference));
+            failures.extend(judged.err().map(|why| format!("{name}, {isa}: {why:.600}")));
+        };
+        judge(ridge_cpu::instruction_set(), ways.results(sample));
+        for (isa, results) in &mut others {
+            judge(isa, results.read().expect("each sample has results"));
+        }
+    }
+    assert!(others.iter_mut().all(|(_, results)| results.is_at_end().expect("results are read")));
     let shown = failures.iter().take(12).map(String::as_str).collect::<Vec<_>>().join("\n");
     assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), samples.len());
 }
 
 #[test]
 fn every_op_conforms_in_f32() {
-    conforms(DType::F32);
+    conforms(DType::F32, "conformance::every_op_conforms_in_f32", &instruction_sets_beside_ours());
 }
 
 #[test]
 fn every_op_conforms_in_bf16() {
-    conforms(DType::BF16);
+    conforms(DType::BF16, "conformance::every_op_conforms_in_bf16", &instruction_sets_beside_ours());
 }
 
 #[test]
 fn every_op_conforms_in_f16() {
-    conforms(DType::F16);
+    conforms(DType::F16, "conformance::every_op_conforms_in_f16", &instruction_sets_beside_ours());
 }
 
 #[test]
 fn every_op_conforms_in_f8e4m3() {
-    conforms(DType::F8E4M3);
+    conforms(DType::F8E4M3, "conformance::every_op_conforms_in_f8e4m3", &[]);
 }
 
 #[test]
 fn every_op_conforms_in_f8e5m2() {
-    conforms(DType::F8E5M2);
-}
-
-/// The tests above are of the best instruction set that the machine has. They are run again with each lesser one.
-const IN_WIDE_DTYPES: [&str; 3] = [
-    "conformance::every_op_conforms_in_f32",
-    "conformance::every_op_conforms_in_bf16",
-    "conformance::every_op_conforms_in_f16",
-];
-
-with_instruction_sets! {
-    IN_WIDE_DTYPES,
-    every_op_conforms_without_vectors: "portable",
-    every_op_conforms_with_avx2: "avx2",
-    every_op_conforms_with_avx512: "avx512",
-    every_op_conforms_with_avx512_vnni: "avx512_vnni",
-    every_op_conforms_with_avx512_bf16: "avx512_bf16",
-    every_op_conforms_with_neon: "neon",
-    every_op_conforms_with_neon_dotprod: "neon_dotprod",
-    every_op_conforms_with_neon_i8mm: "neon_i8mm",
+    conforms(DType::F8E5M2, "conformance::every_op_conforms_in_f8e5m2", &[]);
 }
 
 #[test]
 fn an_unknown_instruction_set_is_refused() {
-    let (passed, printed) = rerun(&IN_WIDE_DTYPES, ("RIDGE_CPU_ISA", "mmx"));
+    let (passed, printed) = rerun(&["conformance::every_op_conforms_in_f32"], &[(ISA_VARIABLE, "mmx")]);
     assert!(!passed && printed.contains("RIDGE_CPU_ISA=mmx is none of what this machine has"), "{printed}");
+    assert!(ridge_cpu::instruction_sets().iter().all(|isa| printed.contains(isa)), "{printed}");
 }

@@ -130,7 +130,7 @@ fn of_equal_logits_each_token_is_as_likely_and_smaller_ids_come_first() {
     }
 }
 
-/// The test above is of the best instruction set that the machine has. It is run again with each lesser one.
+/// The test above is of the best instruction set that the machine has. It is run again with each other one.
 const PRODUCTS: [&str; 1] = ["kernels::a_product_is_the_same_for_one_row_and_for_many"];
 
 with_instruction_sets! {
@@ -140,6 +140,7 @@ with_instruction_sets! {
     products_agree_with_avx_vnni: "avx_vnni",
     products_agree_with_avx512: "avx512",
     products_agree_with_avx512_vnni: "avx512_vnni",
+    products_agree_with_avx512_bf16: "avx512_bf16",
     products_agree_with_neon: "neon",
     products_agree_with_neon_dotprod: "neon_dotprod",
     products_agree_with_neon_i8mm: "neon_i8mm",

@@ -23,6 +23,7 @@ mod params;
 mod patterns;
 mod random;
 mod registry;
+mod results;
 mod steady_state;
 mod steps;
 mod weights;

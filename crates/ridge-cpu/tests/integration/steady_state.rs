@@ -59,7 +59,7 @@ const COUNTING: &str = "RIDGE_CPU_COUNT_ALLOCATIONS";
 #[test]
 fn a_thousand_steps_allocate_nothing() {
     if std::env::var_os(COUNTING).is_none() {
-        let (passed, printed) = rerun(&["steady_state::a_thousand_steps_allocate_nothing"], (COUNTING, "1"));
+        let (passed, printed) = rerun(&["steady_state::a_thousand_steps_allocate_nothing"], &[(COUNTING, "1")]);
         return assert!(passed, "{printed}");
     }
     COUNTS.store(true, Ordering::SeqCst);

@@ -1,6 +1,7 @@
 //! Cores, sockets and NUMA nodes, as sysfs states them.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -40,10 +41,8 @@ pub(crate) fn core_counts(environment: &Environment) -> Option<CoreCounts> {
     let (mut logical, mut cores, mut sockets) = (0, BTreeSet::new(), BTreeSet::new());
     for (_, cpu) in numbered(&environment.locate("/sys/devices/system/cpu"), "cpu") {
         let topology = cpu.join("topology");
-        // Kernels before 5.2 know the second name alone. A CPU that is offline has neither.
-        let siblings =
-            read_value(&topology.join("core_cpus_list")).or_else(|| read_value(&topology.join("thread_siblings_list")));
-        let (Some(siblings), Some(socket)) = (siblings, read_value(&topology.join("physical_package_id"))) else {
+        let socket = read_value(&topology.join("physical_package_id"));
+        let (Some(siblings), Some(socket)) = (siblings(&topology), socket) else {
             continue;
         };
         logical += 1;
@@ -51,6 +50,21 @@ pub(crate) fn core_counts(environment: &Environment) -> Option<CoreCounts> {
         sockets.insert(socket);
     }
     (logical > 0).then_some(CoreCounts { logical, physical: cores.len(), sockets: sockets.len() })
+}
+
+/// The logical CPUs of each core, both ascending; empty where the kernel does not tell.
+pub fn cores(environment: &Environment) -> Vec<Vec<usize>> {
+    let cores = numbered(&environment.locate("/sys/devices/system/cpu"), "cpu")
+        .into_iter()
+        .filter_map(|(_, cpu)| parse_cpu_list(&siblings(&cpu.join("topology"))?));
+    // Each core is stated once by each of its CPUs.
+    cores.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The CPUs that share the core of a CPU, given its folder `topology`. One that is offline has none.
+fn siblings(topology: &Path) -> Option<String> {
+    // Kernels before 5.2 know the second name alone.
+    read_value(&topology.join("core_cpus_list")).or_else(|| read_value(&topology.join("thread_siblings_list")))
 }
 
 /// The CPUs of a kernel list such as `0-3,8`; an empty list has none. `None` when the text is no such list.
@@ -99,6 +113,7 @@ mod tests {
         tree.file("/sys/devices/system/cpu/cpu4/online", "0\n");
         let counts = core_counts(&tree.environment([])).unwrap();
         assert_eq!(counts, CoreCounts { logical: 4, physical: 2, sockets: 2 });
+        assert_eq!(cores(&tree.environment([])), [[0, 2], [1, 3]]);
     }
 
     #[test]
@@ -106,5 +121,6 @@ mod tests {
         let tree = Tree::new([]);
         assert_eq!(numa_nodes(&tree.environment([])), None);
         assert_eq!(core_counts(&tree.environment([])), None);
+        assert!(cores(&tree.environment([])).is_empty());
     }
 }

@@ -1,8 +1,9 @@
 //! Rows of x by a packed group of columns, with vectors of AVX2 or of NEON: compilers turn the loop over lanes into single
 //! elements where sums are several vectors each.
 //!
-//! Floor: on AVX2 two multiplications of eight elements a cycle. Three rows by two columns are 12 sums, which with their operands
-//! fill the 16 registers, and ask for 10 loads to 12 multiplications; of NEON they are 24 of 32 registers.
+//! Floor: on AVX2 two multiplications of eight elements a cycle. Three rows by four columns of a half of the lanes are 12 sums,
+//! which with three vectors of x and one of a column fill the 16 registers, and ask for 7 loads to 12 multiplications. The other
+//! half comes after. NEON has registers for two quarters at a time.
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 #[cfg(target_arch = "aarch64")]
@@ -17,13 +18,15 @@ type Lanes = [f32; LANES];
 /// Columns whose vectors lie side by side.
 const GROUP: usize = 4;
 
-/// Rows and columns whose sums are in registers.
+/// Rows whose sums are in registers, of all columns of a group.
 const ROWS: usize = 3;
-const COLUMNS: usize = 2;
 
 /// Vectors of [`Lanes`], and their elements.
 const PARTS: usize = LANES / ELEMENTS;
 const ELEMENTS: usize = size_of::<Part>() / size_of::<f32>();
+
+/// Parts whose sums are in registers at a time.
+const TOGETHER: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
 
 /// Rows of x, `stride` vectors each, of which those from `from` on are multiplied.
 pub(super) struct RowsOfX<'a> {
@@ -50,13 +53,13 @@ pub(super) unsafe fn multiply(x: &RowsOfX<'_>, block: &[[Lanes; GROUP]], sums: &
     while row < x.rows {
         let of_row = x.data[row * x.stride + x.from..].as_ptr();
         let to = sums[row * width..].as_mut_ptr();
-        for skip in (0..GROUP).step_by(COLUMNS) {
+        for first in (0..PARTS).step_by(TOGETHER) {
             // SAFETY: there are the instructions by the caller's promise, and so many rows of x and of sums are there.
             unsafe {
                 if row + ROWS <= x.rows {
-                    block_of::<ROWS>(of_row, x.stride, block, skip, to.add(skip), width);
+                    block_of::<ROWS>(of_row, x.stride, block, first, to, width);
                 } else {
-                    block_of::<1>(of_row, x.stride, block, skip, to.add(skip), width);
+                    block_of::<1>(of_row, x.stride, block, first, to, width);
                 }
             }
         }
@@ -64,44 +67,49 @@ pub(super) unsafe fn multiply(x: &RowsOfX<'_>, block: &[[Lanes; GROUP]], sums: &
     }
 }
 
+/// Parts `first..first + TOGETHER` of the sums.
+///
 /// # Safety
-/// There are the instructions; from `x` on there are `R` rows, `stride` vectors apart, of as many vectors as the block has, and from `sums`
-/// on two of every `width` sums.
+/// There are the instructions and the parts; from `x` on there are `R` rows, `stride` vectors apart, of as many vectors as the
+/// block has, and from `sums` on four of every `width` sums.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn block_of<const R: usize>(
     x: *const Lanes,
     stride: usize,
     block: &[[Lanes; GROUP]],
-    skip: usize,
+    first: usize,
     sums: *mut Lanes,
     width: usize,
 ) {
     // SAFETY: by the caller's promise for all that is read and written.
     unsafe {
-        let mut acc = [[[zero(); PARTS]; COLUMNS]; R];
+        let mut acc = [[[zero(); TOGETHER]; GROUP]; R];
         for r in 0..R {
-            for c in 0..COLUMNS {
-                for part in 0..PARTS {
-                    acc[r][c][part] = load(sums.add(r * width + c), part);
+            for c in 0..GROUP {
+                for part in 0..TOGETHER {
+                    acc[r][c][part] = load(sums.add(r * width + c), first + part);
                 }
             }
         }
         for at in 0..block.len() {
-            let weights = block.as_ptr().add(at).cast::<Lanes>().add(skip);
-            for part in 0..PARTS {
-                let w = [load(weights, part), load(weights.add(1), part)];
+            let weights = block.as_ptr().add(at).cast::<Lanes>();
+            for part in 0..TOGETHER {
+                let mut of_x = [zero(); R];
                 for r in 0..R {
-                    let x = load(x.add(r * stride + at), part);
-                    for c in 0..COLUMNS {
-                        acc[r][c][part] = multiply_add(x, w[c], acc[r][c][part]);
+                    of_x[r] = load(x.add(r * stride + at), first + part);
+                }
+                for c in 0..GROUP {
+                    let w = load(weights.add(c), first + part);
+                    for r in 0..R {
+                        acc[r][c][part] = multiply_add(of_x[r], w, acc[r][c][part]);
                     }
                 }
             }
         }
         for r in 0..R {
-            for c in 0..COLUMNS {
-                for part in 0..PARTS {
-                    store(sums.add(r * width + c), part, acc[r][c][part]);
+            for c in 0..GROUP {
+                for part in 0..TOGETHER {
+                    store(sums.add(r * width + c), first + part, acc[r][c][part]);
                 }
             }
         }
