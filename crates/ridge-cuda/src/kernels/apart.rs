@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 
-use ridge_graph::passes::{Extents, claim, decompose, fuse, tidy};
+use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, tidy};
 use ridge_graph::{FuncId, Function, Graph, GroupKind, Op, Prim, Var};
 
-use super::CudaKernelRegistry;
 use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, CudaOperand, OperandSlot, SlotOffset};
 use crate::{fused, prims};
@@ -14,19 +13,25 @@ use crate::{fused, prims};
 /// Values between the parts begin at a multiple of this many bytes.
 const ALIGN: usize = 256;
 
-/// The ops of the group `spec` by the kernels of `registry` that are for any number of rows, one after another, with what is
-/// between them in scratch memory.
+/// Makes the kernel of this name.
+type MakePart<'a> = &'a dyn Fn(&str, &CudaKernelSpec<'_>) -> Result<CudaKernel, String>;
+
+/// The ops of the group `spec` by `kernels`, which are for any number of rows and which `make_part` makes, one after another, with what
+/// is between them in scratch memory.
 ///
 /// # Errors
 /// When one of the ops has no such kernel, or not for these shapes.
-pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+pub(super) fn make(
+    kernels: &[Kernel],
+    make_part: MakePart<'_>,
+    spec: &CudaKernelSpec<'_>,
+) -> Result<CudaKernel, String> {
     let mut graph = Graph { functions: vec![spec.body.clone()], main: FuncId(0) };
-    let kernels = registry.claims_of_any_rows();
-    claim(&mut graph, &kernels, Extents::Any);
+    claim(&mut graph, kernels, Extents::Any);
     // As the whole graph is lowered.
     while decompose(&mut graph, |_| false).map_err(|e| e.to_string())? {
         tidy(&mut graph);
-        claim(&mut graph, &kernels, Extents::Any);
+        claim(&mut graph, kernels, Extents::Any);
     }
     fuse(&mut graph);
     let function = graph.main();
@@ -62,7 +67,7 @@ pub(super) fn make(registry: &CudaKernelRegistry, spec: &CudaKernelSpec<'_>) -> 
         let part = CudaKernelSpec { body, inputs, outputs, bindings: spec.bindings };
         let kernel = match &node.op {
             Op::Group(group) => match &group.kind {
-                GroupKind::Kernel(name) => registry.make(name, &part)?,
+                GroupKind::Kernel(name) => make_part(name, &part)?,
                 GroupKind::Fused => fused::make(&part)?,
             },
             Op::Prim(prim) => prims::make(prim, &part, &MeshRanks::new())?,

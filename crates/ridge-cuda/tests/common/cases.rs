@@ -151,7 +151,11 @@ pub(crate) fn routers() -> Vec<KernelCase> {
                 Tensor::float(dtype, &[tokens, hidden], values)
             };
             let seq_ids = Tensor::int(DType::I32, &[tokens], seq_ids);
-            case.given = vec![("seq_ids", seq_ids), ("x", rows(5)), ("r", rows(6))];
+            // Logits of about 1, which sigmoids tell from each other in f32.
+            let w = Rng::new(8).normal(dtype, &[experts, hidden]);
+            let small = (hidden as f64).sqrt().recip();
+            let w = Tensor::float(dtype, &[experts, hidden], w.floats().iter().map(|x| x * small).collect()).rounded();
+            case.given = vec![("seq_ids", seq_ids), ("x", rows(5)), ("r", rows(6)), ("w", w)];
             cases.push(case);
         }
     }
