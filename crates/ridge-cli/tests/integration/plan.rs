@@ -160,6 +160,28 @@ fn money_is_that_of_the_gpus_a_rate_needs() {
 }
 
 #[test]
+fn a_cache_of_8_bits_is_planned_with_its_scales() {
+    let bytes = |line: &str, pointer: &str| json(line).pointer(pointer).and_then(Value::as_u64).expect(line);
+    for (model, per_token) in [("Qwen3-8B", 36 * 2 * 8 * (128 + 4)), ("Meta-Llama-3.1-8B", 32 * 2 * 8 * (128 + 4))] {
+        let config = format!("inspect {model}.json --cache-dtype int8 --json");
+        assert_eq!(bytes(&config, "/summary/kv_bytes_per_token"), per_token);
+        let fit = format!("plan fit {model}.json --cache-bits 8 --json");
+        assert_eq!(bytes(&fit, "/fit/per_token"), per_token);
+        // What admission counts, with the history of tokens.
+        let fit = format!("{fit} --gpu-memory 40GiB --context 4096");
+        assert_eq!(bytes(&fit, "/cache_bytes"), 4096 * (per_token + 4));
+    }
+    // A step reads them: of 8,192 tokens so many bytes more than of 1.
+    let of = |context: usize| {
+        let line = format!("plan kernel --model Qwen3-8B.json --cache-bits 8 --context {context} --json");
+        let sums = json(&line)["roofline"]["sums"].as_array().expect("a list").clone();
+        sums.iter().find(|row| row["scope"] == "step").and_then(|row| row["bytes"].as_f64()).expect("a step")
+    };
+    let more = (of(8192) - of(1)) / 8191.0;
+    assert!((more / f64::from(36 * 2 * 8 * (128 + 4)) - 1.0).abs() < 1e-9, "{more} bytes a token");
+}
+
+#[test]
 fn what_does_not_fit_is_said_with_what_would() {
     let line = "plan fit Meta-Llama-3.1-70B.json --device H200 --tp 2 --context 131072";
     assert_eq!(json(&format!("{line} --json"))["fits"], true);
@@ -302,7 +324,7 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan fit Qwen3-8B.json --gpu-memory 24", "add its unit, as in 64MiB"),
         ("plan fit Qwen3-8B.json --gpu-memory 0GiB", "must be above 0"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --tp 2", "plans are for one GPU"),
-        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --cache-bits 8", "the cache is planned in bf16"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --cache-bits 4", "the cache is one that the engine has"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --weights int4", "as the config publishes them"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --device B200", "give --host-link, such as 55GB/s"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --context 50000", "the longest is 40960"),

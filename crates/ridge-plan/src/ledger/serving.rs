@@ -36,7 +36,7 @@ pub struct ServingMemory {
     pub ep: usize,
     /// Format of matrices.
     pub weights: Quantisation,
-    /// Bytes of an element of the cache.
+    /// Bytes of an element of the cache; scales are those of the reading's dtype of caches.
     pub cache_bytes: f64,
     /// Tokens of a step at most.
     pub step_tokens: usize,
@@ -92,7 +92,7 @@ fn last(name: Option<&String>) -> &str {
 fn group_bytes(reading: &Reading, g: &ridge_models::StateGroup, memory: &ServingMemory, context: usize) -> (f64, f64) {
     let share = memory.tp.min(g.heads).max(1) as f64 / share_of_stage(reading, memory.pp);
     let tokens = g.window.map_or(context, |w| w.min(context)) as f64;
-    let token = g.bytes_per_token as f64 * (memory.cache_bytes / 2.0);
+    let token = g.bytes_per_token as f64 * reading.cache_share(memory.cache_bytes);
     (token / share, (token * tokens + g.bytes_per_sequence as f64) / share)
 }
 
@@ -253,6 +253,22 @@ mod tests {
         let all: u64 = hybrid.iter().map(|s| s.per_sequence.0).sum();
         let model = reading("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16");
         assert!((sequence_bytes(&model, &memory(1, 1), 4096) - all as f64).abs() < 2.0);
+    }
+
+    #[test]
+    fn a_cache_of_codes_has_a_scale_for_each_key_and_value_of_each_head() {
+        let of = |name: &str, tp, bytes| {
+            let file = format!("{}/../../fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(file).unwrap();
+            let reading = Reading::with_cache("config.json", &text, ridge_graph::DType::I8).unwrap();
+            sequence_states(&reading, &ServingMemory { cache_bytes: bytes, ..memory(tp, 1) }, 4096)[0].per_token
+        };
+        assert_eq!(of("Qwen3-8B", 1, 1.0), Bytes(36 * 2 * 8 * (128 + 4)));
+        assert_eq!(of("Qwen3-8B", 4, 1.0), Bytes(36 * 2 * 2 * (128 + 4)));
+        assert_eq!(of("DeepSeek-V3", 8, 1.0), Bytes(61 * (576 + 4)));
+        // As programs store it that have one scale for a whole tensor.
+        let unscaled = ServingMemory { cache_bytes: 1.0, ..memory(1, 1) };
+        assert_eq!(sequence_states(&reading("Qwen3-8B"), &unscaled, 4096)[0].per_token, Bytes(147_456 / 2));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One point of a server: a step by rooflines, then prompts and answers together or apart.
 
+use ridge_models::StateGroup;
 use serde::Serialize;
 
 use crate::comm::Collective;
@@ -20,7 +21,7 @@ pub struct ServeLayout {
     pub ep: usize,
     /// Format of matrices.
     pub weights: Quantisation,
-    /// Bytes of an element of the cache.
+    /// Bytes of an element of the cache; scales are those of the reading's dtype of caches.
     pub cache_bytes: f64,
 }
 
@@ -124,7 +125,8 @@ impl ServerStep {
     }
 }
 
-fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &StepTokens, decode: bool) -> f64 {
+/// `cache` is what bytes of the reading's cache are multiplied by.
+fn attention_seconds(m: &Machine, (l, cache): (&ServeLayout, f64), op: &OpWork, of: &StepTokens, decode: bool) -> f64 {
     if of.tokens == 0.0 {
         return 0.0;
     }
@@ -139,12 +141,12 @@ fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &StepTokens,
     }
     // What all heads share is read by each rank.
     let kv = if op.weight > 0.0 { 1.0 } else { cut };
-    let bytes = cached * op.bytes_cached * (l.cache_bytes / 2.0) / kv + 2.0 * op.weight / cut;
+    let bytes = cached * op.bytes_cached * cache / kv + 2.0 * op.weight / cut;
     let share = if decode { 0.5 * m.efficiency.attention } else { m.efficiency.attention };
     (flops / cut / (m.peak_16 * share)).max(bytes / m.stream)
 }
 
-fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f64 {
+fn op_seconds(m: &Machine, (l, cache): (&ServeLayout, f64), op: &OpWork, step: &ServerStep) -> f64 {
     let tp = if op.cut { l.tp as f64 } else { 1.0 };
     let bytes = l.weights.bits_of_op(op) / 8.0;
     match op.class {
@@ -167,7 +169,8 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f
             compute.max(bytes * reached * n * k / m.stream_experts + 2.0 * rows * (n + k) / m.bandwidth)
         }
         Class::Attention => {
-            attention_seconds(m, l, op, &step.prompts, false) + attention_seconds(m, l, op, &step.answers, true)
+            let of = |tokens, decode| attention_seconds(m, (l, cache), op, tokens, decode);
+            of(&step.prompts, false) + of(&step.answers, true)
         }
         Class::Memory => {
             let sequences = step.prompts.sequences + step.answers.sequences;
@@ -185,7 +188,7 @@ pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Se
         let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
         let mut of = 0.0;
         for op in &layer.ops {
-            of += op_seconds(m, l, op, step) + KERNEL * KERNELS_PER_OP;
+            of += op_seconds(m, (l, reading.cache_share(l.cache_bytes)), op, step) + KERNEL * KERNELS_PER_OP;
             if op.reduced && l.tp > 1 && op.class == Class::Matmul {
                 of += m.communicate_in_a_server(Collective::AllReduce, 2.0 * tokens * hidden, l.tp, 1);
             }
@@ -241,8 +244,10 @@ pub fn disaggregated(
 ) -> OperatingPoint {
     let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
     let alone = prefill(reading, m, l, t.prompt);
-    let cache: f64 = reading.states.iter().map(|g| (g.bytes_per_token * t.prompt + g.bytes_per_sequence) as f64).sum();
-    let sent = cache * l.cache_bytes / 2.0 / (l.tp as f64 * m.efficiency.scale_out);
+    let share = reading.cache_share(l.cache_bytes);
+    let of_group = |g: &StateGroup| (g.bytes_per_token * t.prompt) as f64 * share + g.bytes_per_sequence as f64;
+    let cache: f64 = reading.states.iter().map(of_group).sum();
+    let sent = cache / (l.tp as f64 * m.efficiency.scale_out);
     let gpus = l.gpus() * (1 + prefill_replicas);
     let mut point = finish(t, l, alone + sent + step, step, step, alone, gpus);
     let most = prefill_replicas as f64 * l.attention_dp as f64 / alone;

@@ -36,7 +36,7 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
-    /// Bits per element of the KV cache
+    /// Bits per element of the KV cache, without scales: the software has one for a whole tensor
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
     cache_bits: usize,
 
