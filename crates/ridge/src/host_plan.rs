@@ -61,7 +61,7 @@ impl HostPlan {
         model.take_activations(rounding, rounding);
         let cached = CacheSize::Engine(EngineOptions { context, sequences, chunk, blocks: None });
         let cache = cache_bytes(&model, cached);
-        let largest = StepExtents { tokens: chunk, sequences, context };
+        let largest = StepExtents { tokens: chunk, sequences, context, candidates: 0 };
         let workspace = |model: &Model| engine_bytes(model, &gpu, EnginePrograms::Sampling, largest);
         let on_host = keep_on_host(&mut model, cache, workspace, gpu_memory, None)?;
         Ok(Self {

@@ -168,7 +168,7 @@ pub(crate) mod tests {
         let calls = Cell::new(0);
         let workspace = |model: &Model| {
             calls.set(calls.get() + 1);
-            let largest = StepExtents { tokens: 64, sequences: 2, context: CONTEXT };
+            let largest = StepExtents { tokens: 64, sequences: 2, context: CONTEXT, candidates: 0 };
             engine_bytes(model, &gpu, EnginePrograms::Plain, largest)
         };
         let cache = cache_bytes(&whole, CacheSize::Tokens(2 * CONTEXT));

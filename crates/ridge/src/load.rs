@@ -230,7 +230,7 @@ pub fn load_engine(
     observer: &mut dyn LoadObserver,
 ) -> Result<LoadedEngine> {
     let (context, chunk) = (run.context, run.chunk.min(run.context));
-    let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context };
+    let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context, candidates: 0 };
     let workspace =
         |model: &Decoder, backend: &dyn Backend| engine_bytes(model, backend, EnginePrograms::Sampling, largest);
     let options = EngineOptions { context, sequences: 1, chunk, blocks: None };
@@ -422,7 +422,7 @@ mod tests {
         let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
         let cached = CacheSize::Engine(options);
         let workspace = |model: &Decoder, backend: &dyn Backend| {
-            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT };
+            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT, candidates: 0 };
             engine_bytes(model, backend, EnginePrograms::Sampling, largest)
         };
         let run = |placement| RunSettings {
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn drafts_compile_for_a_gpu_and_are_counted() {
         let gpu = ridge_cuda::PlannedGpu::new(ridge_hw::spec::DeviceSpec::find("H100").unwrap()).unwrap();
-        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT };
+        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT, candidates: 0 };
         for family in ["glm4_moe", "deepseek_v3", "deepseek_v32"] {
             let folder =
                 std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction").join(family);

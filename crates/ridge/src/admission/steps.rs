@@ -18,6 +18,8 @@ pub struct StepExtents {
     pub sequences: usize,
     /// Maximum number of tokens of a sequence, prompt and answer together.
     pub context: usize,
+    /// Draft tokens of a sequence that steps verify at most, besides those of the model's own prediction module.
+    pub candidates: usize,
 }
 
 /// Entries of a row's lists of DRY's breakers and of most likely tokens that workspace is counted for. Rows with more are

@@ -94,7 +94,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let options = EngineOptions { context, sequences: most, chunk, blocks: None };
     let (cached, mut progress) = (CacheSize::Engine(options), LoadProgress::new(!settings.json));
     let workspace = |model: &Model, backend: &dyn Backend| {
-        let largest = StepExtents { tokens: chunk * most, sequences: most, context };
+        let largest = StepExtents { tokens: chunk * most, sequences: most, context, candidates: 0 };
         ridge::engine_bytes(model, backend, EnginePrograms::Plain, largest)
     };
     let LoadedModel { session, model, device, threads, on_host } =
