@@ -288,7 +288,7 @@ impl PlacedModel {
         }
         let (cache, of) = (cache_bytes(&self.model, cached), Bytes(self.model.weight_bytes()));
         let host = ridge_hw::cpu::Cpu::detect().available_memory();
-        let kept = keep_on_host(&mut self.model, cache, |model| workspace(model, backend), available, host)?;
+        let (kept, _) = keep_on_host(&mut self.model, cache, |model| workspace(model, backend), available, host)?;
         observer.note(LoadNote::OnHost { tensors: kept.names.len(), bytes: kept.bytes, of });
         Ok(kept)
     }
