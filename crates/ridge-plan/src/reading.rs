@@ -9,11 +9,12 @@
 
 mod habits;
 mod own;
+mod prediction;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ridge_graph::shard::{Placement, placements};
-use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Var, Work};
+use ridge_graph::{Arg, Bindings, DType, Function, Op, Poly, Role, Var, Work};
 use ridge_models::parallel;
 use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, StateGroup, symbols};
 
@@ -118,6 +119,25 @@ pub struct LayerWork {
     pub own: Option<OwnSaved>,
 }
 
+impl LayerWork {
+    /// A layer of these weights, without ops.
+    fn of_weights<'a>(name: &str, weights: impl Iterator<Item = &'a Arg>) -> Self {
+        let (name, ops, saved) = (name.to_owned(), Vec::new(), Saved::default());
+        let mut layer = Self { name, ops, saved, cut: 0.0, whole: 0.0, experts: 0.0, own: None };
+        for arg in weights {
+            let size = elements(&arg.ty.shape.elements());
+            if arg.ty.shape.rank() == 3 {
+                layer.experts += size;
+            } else if matches!(parallel::placement(arg), Placement::Shard { .. }) {
+                layer.cut += size;
+            } else {
+                layer.whole += size;
+            }
+        }
+        layer
+    }
+}
+
 /// A model as a planner sees it.
 #[derive(Clone, Debug)]
 pub struct Reading {
@@ -147,6 +167,9 @@ pub struct Reading {
     pub heads: usize,
     /// Experts of a layer, 0 without.
     pub experts: usize,
+    /// The module that drafts further tokens, where it is planned: its layer with what joins its inputs. Embedding and output
+    /// projection are the model's.
+    pub prediction: Option<Box<Self>>,
 }
 
 impl Reading {
@@ -233,6 +256,7 @@ impl Reading {
             heads: ops().map(|o| o.heads).filter(|h| *h > 0).min().unwrap_or(0),
             experts: ops().map(|o| o.experts).max().unwrap_or(0),
             kinds,
+            prediction: None,
         })
     }
 
@@ -335,27 +359,10 @@ impl Walk<'_> {
 }
 
 fn read_layer(function: &Function, places: &HashMap<Var, Placement>) -> LayerWork {
-    let layer = LayerWork {
-        name: function.name.to_string(),
-        ops: Vec::new(),
-        saved: Saved::default(),
-        cut: 0.0,
-        whole: 0.0,
-        experts: 0.0,
-        own: None,
-    };
+    let weights = function.args.iter().filter(|a| a.role == Role::Weight);
+    let layer = LayerWork::of_weights(&function.name, weights);
     let (source, kept) = (HashMap::new(), HashSet::new());
     let mut walk = Walk { function, places, source, kept, layer, products: 0 };
-    for arg in function.args.iter().filter(|a| a.role == Role::Weight) {
-        let size = elements(&arg.ty.shape.elements());
-        if arg.ty.shape.rank() == 3 {
-            walk.layer.experts += size;
-        } else if matches!(parallel::placement(arg), Placement::Shard { .. }) {
-            walk.layer.cut += size;
-        } else {
-            walk.layer.whole += size;
-        }
-    }
     for index in 0..function.nodes.len() {
         read_node(&mut walk, index);
     }

@@ -6,7 +6,9 @@ use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions};
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{DType, Role};
 use ridge_hw::units::Bytes;
-use ridge_models::{BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, WeightSource};
+use ridge_models::{
+    BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, PredictionSummary, WeightSource,
+};
 use ridge_runtime::{Backend, Session};
 
 use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
@@ -99,6 +101,29 @@ pub fn build_network(
     let mut network = config.build(&BuildOptions { context, ..numbers.options(config.torch_dtype()) })?;
     network.module_mut().store(&source, numbers.format.as_ref())?;
     Ok((network, source))
+}
+
+/// The module of a decoder that drafts further tokens, with `context` tokens in the cache and weights in the formats that the
+/// config publishes, or that of `numbers`; `None` where it has none.
+///
+/// # Errors
+/// When a format does not fit a weight.
+pub fn summarize_prediction(
+    config: &ModelConfig,
+    numbers: &NumberSettings,
+    context: usize,
+) -> Result<Option<PredictionSummary>> {
+    if !config.predicts() {
+        return Ok(None);
+    }
+    let source = WeightSource::RandomAsPublished(Box::new(config.clone()));
+    let built = |drafts| -> Result<Decoder> {
+        let options = BuildOptions { context: Some(context), drafts, ..numbers.options(config.torch_dtype) };
+        let mut model = config.build(&options)?;
+        model.store(&source, numbers.format.as_ref())?;
+        Ok(model)
+    };
+    Ok(PredictionSummary::new(&built(0)?, &built(1)?, context)?)
 }
 
 /// Makes the products of `network` take activations as `numbers` has it for the device: the CPU or a GPU.

@@ -12,7 +12,7 @@ use super::host::{self, HostFit};
 use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table};
 use super::parsers::quantisation;
 use super::target::{TargetArgs, cache_dtype, cache_element, sources, sources_json};
-use crate::args::{gpu_memory, whole};
+use crate::args::{Speculate, gpu_memory, speculate, whole};
 use crate::error::{Error, Result, refused};
 use crate::output::grouped;
 
@@ -59,6 +59,13 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 10_000_000>)]
     step_tokens: Option<usize>,
 
+    /// Speculative decoding with the model's own multi-token prediction module: counts its weights and its cache
+    #[arg(
+        long, value_name = "mtp[:N]", value_parser = speculate, allow_negative_numbers = true, default_value = "0",
+        hide_default_value = true, conflicts_with = "gpu_memory"
+    )]
+    speculate: Speculate,
+
     /// Plan Ridge's own engine with this much GPU memory, such as 24GiB, and the other weights in host memory: what is where, bytes
     /// over the host link, and time per token
     #[arg(long, value_name = "SIZE", value_parser = gpu_memory)]
@@ -77,6 +84,7 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         return on_one_gpu(args, gpu_memory);
     }
     let reading = args.target.reading_with_cache(args.cache_bits)?;
+    let reading = args.target.with_drafts(reading, args.speculate.by_module()?)?;
     let weights = args.target.weights(args.weights)?;
     let machine = args.target.server(weights)?;
     let context = args.context.unwrap_or(8192.min(reading.max_context));
@@ -166,7 +174,8 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         sources: sources(&machine),
         json: json!({
             "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
-            "memory": memory, "context": context, "fits": fit.sequences > 0, "fit": fit, "states": states, "sources": sources_json(&machine),
+            "memory": memory, "context": context, "fits": fit.sequences > 0,
+            "prediction_parameters": reading.prediction.as_ref().map(|of| of.parameters), "fit": fit, "states": states, "sources": sources_json(&machine),
         }),
         ..Page::default()
     };

@@ -55,6 +55,14 @@ impl TargetArgs {
         self.read_as(|file, text| Reading::with_cache(file, text, cache_dtype(bits)))
     }
 
+    /// `reading`, of this model, with the module that drafts tokens if there are to be `drafts`.
+    pub(crate) fn with_drafts(&self, reading: Reading, drafts: usize) -> Result<Reading> {
+        if drafts == 0 {
+            return Ok(reading);
+        }
+        self.read_as(|file, text| reading.clone().with_prediction(file, text))
+    }
+
     /// The model's graph in the form that Ridge trains.
     pub(crate) fn reading_trained_by_ridge(&self) -> Result<Reading> {
         self.read_as(Reading::trained_by_ridge)
