@@ -3,6 +3,7 @@
 mod accept_candidates;
 mod adamw;
 mod attention;
+mod block_sparse_attention;
 mod cross_entropy;
 mod embedding;
 mod experts;
@@ -37,6 +38,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(accept_candidates::entries());
     entries.extend(adamw::entries());
     entries.extend(attention::entries());
+    entries.extend(block_sparse_attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());
     entries.extend(experts::entries());

@@ -13,6 +13,7 @@
 mod arrange;
 mod bamba;
 mod bert;
+mod block_sparse;
 mod blocks;
 mod bloom;
 mod cohere;
