@@ -13,6 +13,7 @@ mod int8;
 mod kv_write;
 mod linear;
 mod linear_gradient;
+mod long_convolution;
 mod norm;
 mod norm_gradient;
 mod penalties;
@@ -46,6 +47,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(kv_write::entries());
     entries.extend(linear::entries());
     entries.extend(linear_gradient::entries());
+    entries.extend(long_convolution::entries());
     entries.extend(norm::entries());
     entries.extend(norm_gradient::entries());
     entries.extend(penalties::entries());
