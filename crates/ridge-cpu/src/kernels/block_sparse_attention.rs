@@ -42,7 +42,7 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
         scale: op.scale as f32,
         block: op.block,
         dense: op.dense_tokens(),
-        more: (1.0 + op.repeats as f64).ln() as f32,
+        more: (op.repeats as f64).ln_1p() as f32,
         tokens: q.shape[0],
         heads: q.shape[1],
         kv_heads: k.shape[1],
