@@ -112,8 +112,7 @@ impl Composite for BlockSparseAttention {
         let [q, k, v, ids, positions] = inputs else { unreachable!("infer has counted the inputs") };
         let parts = RaggedAttentionParts::new(g, [*q, *k, *v], self.scale)?;
         let [seen, more] = self.seen(g, &parts.tokens(), *ids, *positions)?;
-        let (added, nothing) =
-            (g.constant(DType::F32, (self.repeats as f64).ln_1p())?, g.constant(DType::F32, 0.0)?);
+        let (added, nothing) = (g.constant(DType::F32, (self.repeats as f64).ln_1p())?, g.constant(DType::F32, 0.0)?);
         let added = g.select(more, added, nothing)?;
         let scores = g.add(parts.scores, added)?;
         Ok(vec![parts.attend(g, scores, seen)?])
