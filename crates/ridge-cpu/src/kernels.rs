@@ -3,6 +3,7 @@
 mod accept_candidates;
 mod adamw;
 mod attention;
+mod block_sparse_attention;
 mod cross_entropy;
 mod embedding;
 mod experts;
@@ -12,6 +13,7 @@ mod int8;
 mod kv_write;
 mod linear;
 mod linear_gradient;
+mod long_convolution;
 mod norm;
 mod norm_gradient;
 mod penalties;
@@ -37,6 +39,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(accept_candidates::entries());
     entries.extend(adamw::entries());
     entries.extend(attention::entries());
+    entries.extend(block_sparse_attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());
     entries.extend(experts::entries());
@@ -44,6 +47,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(kv_write::entries());
     entries.extend(linear::entries());
     entries.extend(linear_gradient::entries());
+    entries.extend(long_convolution::entries());
     entries.extend(norm::entries());
     entries.extend(norm_gradient::entries());
     entries.extend(penalties::entries());

@@ -2,11 +2,11 @@
 
 use ridge_graph::passes::{HostTraffic, Kernel, host_traffic};
 use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Op, Poly, Prim};
-use ridge_models::{Model, attended_windows, attention_symbols, blocks_symbol, symbols, windows, with_reached};
+use ridge_models::{DRAFTS, Model, attended_windows, attention_symbols, blocks_symbol, symbols, windows, with_reached};
 use ridge_runtime::{RuntimeError, lower};
 
 use crate::error::Result;
-use crate::programs::served;
+use crate::programs::{drafting, served, verifying};
 
 /// The work of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +29,8 @@ pub struct StepCost {
     graph: Graph,
     block_size: usize,
     windows: Vec<Option<usize>>,
+    /// Does a step sample behind each of its tokens? Otherwise behind the last of each sequence.
+    verifies: bool,
 }
 
 impl StepCost {
@@ -49,15 +51,37 @@ impl StepCost {
         Self::of(model.answers.as_ref().unwrap_or(&model.graph), model, context, kernels)
     }
 
+    /// As [`StepCost::of_answers`], where all tokens of a sequence behind the first are drafts that the step verifies.
+    ///
+    /// # Errors
+    /// As for [`StepCost::new`].
+    pub fn of_verifying(model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
+        let graph = model.answers.as_ref().unwrap_or(&model.graph);
+        let graph = verifying(graph, &["next"], context.div_ceil(model.block_size))?;
+        Ok(Self { verifies: true, ..Self::of_served(&graph, "next", model, kernels)? })
+    }
+
+    /// The cost of what the model's module drafts behind sequences of one token each; `None` of a model without drafts.
+    ///
+    /// # Errors
+    /// A mistake of ours: when the graph is none that drafts.
+    pub fn of_drafts(model: &Model, context: usize, kernels: &[Kernel]) -> Result<Option<Self>> {
+        let graph = drafting(model, context.div_ceil(model.block_size))?;
+        graph.map(|graph| Self::of_served(&graph, DRAFTS, model, kernels)).transpose()
+    }
+
     fn of(graph: &Graph, model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
-        let graph = served(graph, &["next"], context.div_ceil(model.block_size))?;
-        let graph = lower(&graph, &["next"], kernels)?;
+        Self::of_served(&served(graph, &["next"], context.div_ceil(model.block_size))?, "next", model, kernels)
+    }
+
+    fn of_served(graph: &Graph, output: &str, model: &Model, kernels: &[Kernel]) -> Result<Self> {
+        let graph = lower(graph, &[output], kernels)?;
         let cost = graph.cost();
         // Those of pools, and numbers of tokens that are selected.
         let mut within = attended_windows(&cost);
         within.extend(windows(&graph));
         let windows = [None].into_iter().chain(within.into_iter().map(Some)).collect();
-        Ok(Self { cost, graph, block_size: model.block_size, windows })
+        Ok(Self { cost, graph, block_size: model.block_size, windows, verifies: false })
     }
 
     /// The work of a step over sequences of `(tokens in the cache, tokens of the step)`.
@@ -111,10 +135,11 @@ impl StepCost {
 
     fn bindings(&self, sequences: &[(usize, usize)]) -> Bindings {
         let blocks = |(cached, tokens): &(usize, usize)| (cached + tokens).div_ceil(self.block_size);
+        let tokens = sequences.iter().map(|s| s.1).sum::<usize>();
         let mut step = Bindings::new()
             .with(symbols::ROWS, sequences.len())
-            .with(symbols::TOKENS, sequences.iter().map(|s| s.1).sum::<usize>())
-            .with(symbols::SEQS, sequences.len())
+            .with(symbols::TOKENS, tokens)
+            .with(symbols::SEQS, if self.verifies { tokens } else { sequences.len() })
             // Of lines those of the step's sequences.
             .with(symbols::STATE_LINES, sequences.len())
             .with(symbols::TABLE, sequences.iter().map(blocks).max().unwrap_or(0))

@@ -17,7 +17,7 @@ use crate::columns::Columns;
 use crate::error::{EngineError, Result};
 use crate::extents::{Extents, Wanted};
 use crate::lattice::LatticeOptions;
-use crate::programs::{MAX_CANDIDATES, Made, Programs};
+use crate::programs::{Made, Programs};
 use crate::rows::Rows;
 use crate::sampling::Sampling;
 use crate::states::States;
@@ -156,21 +156,19 @@ impl Engine {
     /// Makes all buckets ready that serve steps from now on, which are few: nothing is compiled, bound or timed later, as
     /// [`made`](Self::made) tells, save for requests with unusually many log-probabilities or DRY
     /// breakers. Steps are padded to these
-    /// buckets, up to half as large again as they are. Rows may have candidates if `candidates` says so: as many as the model's
-    /// module drafts, or up to [`MAX_CANDIDATES`] where it has none.
+    /// buckets, up to half as large again as they are. Rows may have up to `candidates` candidates.
     ///
     /// # Errors
     /// When the device cannot run one of them, or memory runs out.
-    pub fn make_ready(&mut self, candidates: bool) -> Result<()> {
+    pub fn make_ready(&mut self, candidates: usize) -> Result<()> {
         let (rows, tokens) = (self.options.sequences, self.options.chunk.max(self.options.sequences));
         let common = Extents { rows, table: self.table, blocks: self.blocks.count(), ..Extents::default() };
-        let most = if self.predicts() { self.programs.drafts() } else { MAX_CANDIDATES };
         let options = LatticeOptions {
             tokens,
-            lines: if candidates { tokens.min(rows * (1 + most)) } else { rows },
+            lines: tokens.min(rows * (1 + candidates)),
             divide: self.programs.divide(),
             drafts: self.predicts(),
-            candidates,
+            candidates: candidates > 0,
             words: self.vocab.div_ceil(32),
             common,
         };
@@ -226,7 +224,12 @@ impl Engine {
 
     /// Has the model a module that drafts tokens?
     pub fn predicts(&self) -> bool {
-        self.programs.drafts() > 0
+        self.module_drafts() > 0
+    }
+
+    /// How many tokens the model's module drafts behind each row that samples.
+    pub(crate) fn module_drafts(&self) -> usize {
+        self.programs.drafts()
     }
 
     /// Tokens that may follow the one that the last step sampled of a running sequence, by the model's prediction module; none

@@ -62,6 +62,6 @@ pub use sampled::finish_decoder;
 pub use sentence::{SentenceConfig, WordScore};
 pub use shares::Shares;
 pub use source::ModelFiles;
-pub use summary::Summary;
+pub use summary::{PredictionSummary, Summary};
 pub use training::{PublishedTensor, WeightRole, training_bindings};
 pub use weights::WeightSource;

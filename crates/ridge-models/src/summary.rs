@@ -4,7 +4,7 @@ use ridge_graph::{Bindings, Cost, Graph, Poly, Result, Role, passes};
 use serde::Serialize;
 
 use crate::model::{
-    Encoder, ImageClassifier, Model, symbols, with_attended, with_blocks, with_pairs_of_text, with_reached,
+    DRAFTS, Encoder, ImageClassifier, Model, symbols, with_attended, with_blocks, with_pairs_of_text, with_reached,
 };
 use crate::module::Module;
 
@@ -39,6 +39,21 @@ pub struct Summary {
     pub state_bytes_per_sequence: u64,
     /// The cost of generating one token.
     pub token: TokenCost,
+}
+
+/// The module of a decoder that drafts further tokens, in numbers. Embedding and output projection are the model's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PredictionSummary {
+    /// Its parameters.
+    pub parameters: u64,
+    /// Their bytes as they are stored.
+    pub weight_bytes: u64,
+    /// Bytes that one token takes in its cache.
+    pub kv_bytes_per_token: u64,
+    /// Tokens in its cache that a draft attends to, its own included.
+    pub context: usize,
+    /// The cost of drafting one token behind one sequence.
+    pub draft: StepCost,
 }
 
 /// An encoder in numbers.
@@ -172,10 +187,28 @@ impl Summary {
             state_bytes_per_sequence: model.state_bytes_per_sequence(),
             token: TokenCost {
                 context,
-                step: token_cost(model, context)?,
+                step: cost_of_token(&model.graph, "next", model.block_size, context)?,
                 kv_bytes: kv_bytes_per_token.saturating_mul(context as u64),
             },
         })
+    }
+}
+
+impl PredictionSummary {
+    /// Reads what `drafting`, `model` built with one draft, has besides, with `context` tokens in the cache. `None` where it drafts
+    /// nothing.
+    ///
+    /// # Errors
+    /// A mistake of ours: as for [`Summary::new`].
+    pub fn new(model: &Model, drafting: &Model, context: usize) -> Result<Option<Self>> {
+        let Some(graph) = &drafting.drafts else { return Ok(None) };
+        Ok(Some(Self {
+            parameters: drafting.parameter_count() - model.parameter_count(),
+            weight_bytes: drafting.weight_bytes() - model.weight_bytes(),
+            kv_bytes_per_token: drafting.state_bytes_per_token() - model.state_bytes_per_token(),
+            context,
+            draft: cost_of_token(graph, DRAFTS, model.block_size, context)?,
+        }))
     }
 }
 
@@ -244,11 +277,12 @@ fn step_cost(graph: &Graph, output: &str, step: impl FnOnce(&Cost) -> Bindings) 
     })
 }
 
-fn token_cost(model: &Model, context: usize) -> Result<StepCost> {
-    step_cost(&model.graph, "next", |cost| {
-        let blocks = context.div_ceil(model.block_size);
+/// The cost of `output` in a step of one token of one sequence that sees `context`.
+fn cost_of_token(graph: &Graph, output: &str, block_size: usize, context: usize) -> Result<StepCost> {
+    step_cost(graph, output, |cost| {
+        let blocks = context.div_ceil(block_size);
         let step = Bindings::new().with(symbols::TOKENS, 1).with(symbols::SEQS, 1).with(symbols::TABLE, blocks);
-        with_attended(cost, with_reached(cost, with_blocks(&model.graph, step, blocks), 1), context)
+        with_attended(cost, with_reached(cost, with_blocks(graph, step, blocks), 1), context)
     })
 }
 

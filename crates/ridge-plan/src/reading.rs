@@ -9,11 +9,12 @@
 
 mod habits;
 mod own;
+mod prediction;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ridge_graph::shard::{Placement, placements};
-use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Var, Work};
+use ridge_graph::{Arg, Bindings, DType, Function, Op, Poly, Role, Var, Work};
 use ridge_models::parallel;
 use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, StateGroup, symbols};
 
@@ -64,7 +65,7 @@ pub struct OpWork {
     pub bytes_token: f64,
     /// Bytes of states read and written for each sequence.
     pub bytes_seq: f64,
-    /// Bytes of the cache read for each token in it, in 16 bits.
+    /// Bytes of the cache read for each token in it, in the reading's dtype of caches.
     pub bytes_cached: f64,
     /// Query heads, of attention.
     pub heads: usize,
@@ -118,6 +119,25 @@ pub struct LayerWork {
     pub own: Option<OwnSaved>,
 }
 
+impl LayerWork {
+    /// A layer of these weights, without ops.
+    fn of_weights<'a>(name: &str, weights: impl Iterator<Item = &'a Arg>) -> Self {
+        let (name, ops, saved) = (name.to_owned(), Vec::new(), Saved::default());
+        let mut layer = Self { name, ops, saved, cut: 0.0, whole: 0.0, experts: 0.0, own: None };
+        for arg in weights {
+            let size = elements(&arg.ty.shape.elements());
+            if arg.ty.shape.rank() == 3 {
+                layer.experts += size;
+            } else if matches!(parallel::placement(arg), Placement::Shard { .. }) {
+                layer.cut += size;
+            } else {
+                layer.whole += size;
+            }
+        }
+        layer
+    }
+}
+
 /// A model as a planner sees it.
 #[derive(Clone, Debug)]
 pub struct Reading {
@@ -139,12 +159,17 @@ pub struct Reading {
     pub embedding: f64,
     /// Parameters of an output projection of its own.
     pub head: f64,
-    /// What it keeps between steps, in 16 bits.
+    /// What it keeps between steps, with caches of `cache`.
     pub states: Vec<StateGroup>,
+    /// Dtype of caches: where it is one of codes, their scales are counted.
+    pub cache: DType,
     /// Query heads, or 0 without attention.
     pub heads: usize,
     /// Experts of a layer, 0 without.
     pub experts: usize,
+    /// The module that drafts further tokens, where it is planned: its layer with what joins its inputs. Embedding and output
+    /// projection are the model's.
+    pub prediction: Option<Box<Self>>,
 }
 
 impl Reading {
@@ -153,7 +178,16 @@ impl Reading {
     /// # Errors
     /// [`PlanError::Model`] with what is wrong in it.
     pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
-        Self::new(&build(file, text)?)
+        Self::with_cache(file, text, DType::BF16)
+    }
+
+    /// As [`Reading::from_json`], with caches as the engine stores them in `cache`: an 8-bit dtype has an f32 scale for each key
+    /// and value of each head.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_cache(file: &str, text: &str, cache: DType) -> Result<Self, PlanError> {
+        Self::new(&build(file, text, cache)?)
     }
 
     /// As [`Reading::from_json`], for training by Ridge itself: what a backward pass needs is what the gradient of the
@@ -166,8 +200,8 @@ impl Reading {
             let remedy = "leave it out to plan as other programs train it";
             PlanError::setting("--software", "ridge", format!("does not train this family: {why}"), remedy)
         };
-        let mut reading = Self::new(&build(file, text)?)?;
-        let training = ModelConfig::from_json(file, text)?.build_training(&options());
+        let mut reading = Self::from_json(file, text)?;
+        let training = ModelConfig::from_json(file, text)?.build_training(&options(DType::BF16));
         let training = training.map_err(|error| refused(error.to_string()))?;
         let mut saved = own::saved_by_gradient(training.graph).map_err(|error| refused(error.to_string()))?;
         for kind in &mut reading.kinds {
@@ -181,7 +215,7 @@ impl Reading {
         self.kinds.iter().any(|kind| kind.own.is_some())
     }
 
-    /// Reads `model`, which is built with 16-bit activations and cache.
+    /// Reads `model`, which is built with 16-bit activations.
     ///
     /// # Errors
     /// A mistake of ours: when the graph is not a decoder's.
@@ -218,10 +252,17 @@ impl Reading {
             embedding: total as f64 - in_layers - head,
             head,
             states: model.state_groups.clone(),
+            cache: model.cache,
             heads: ops().map(|o| o.heads).filter(|h| *h > 0).min().unwrap_or(0),
             experts: ops().map(|o| o.experts).max().unwrap_or(0),
             kinds,
+            prediction: None,
         })
+    }
+
+    /// What bytes of the reading's cache are to be multiplied by where an element takes `bytes`: 1 as the engine stores it.
+    pub fn cache_share(&self, bytes: f64) -> f64 {
+        bytes / self.cache.size_bytes() as f64
     }
 
     /// Each layer in order.
@@ -237,14 +278,14 @@ impl Reading {
     }
 }
 
-/// Activations and cache of 16 bits.
-fn options() -> BuildOptions {
-    BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() }
+/// Activations of 16 bits.
+fn options(cache: DType) -> BuildOptions {
+    BuildOptions { activations: DType::BF16, cache, ..BuildOptions::default() }
 }
 
-/// The model of the config.json `text`, with 16-bit activations and cache.
-fn build(file: &str, text: &str) -> Result<Model, PlanError> {
-    let options = options();
+/// The model of the config.json `text`, with 16-bit activations.
+fn build(file: &str, text: &str, cache: DType) -> Result<Model, PlanError> {
+    let options = options(cache);
     let model = match PlannedConfig::plans(file, text)? {
         true => PlannedConfig::from_json(file, text)?.build(&options),
         false => ModelConfig::from_json(file, text)?.build(&options),
@@ -318,27 +359,10 @@ impl Walk<'_> {
 }
 
 fn read_layer(function: &Function, places: &HashMap<Var, Placement>) -> LayerWork {
-    let layer = LayerWork {
-        name: function.name.to_string(),
-        ops: Vec::new(),
-        saved: Saved::default(),
-        cut: 0.0,
-        whole: 0.0,
-        experts: 0.0,
-        own: None,
-    };
+    let weights = function.args.iter().filter(|a| a.role == Role::Weight);
+    let layer = LayerWork::of_weights(&function.name, weights);
     let (source, kept) = (HashMap::new(), HashSet::new());
     let mut walk = Walk { function, places, source, kept, layer, products: 0 };
-    for arg in function.args.iter().filter(|a| a.role == Role::Weight) {
-        let size = elements(&arg.ty.shape.elements());
-        if arg.ty.shape.rank() == 3 {
-            walk.layer.experts += size;
-        } else if matches!(parallel::placement(arg), Placement::Shard { .. }) {
-            walk.layer.cut += size;
-        } else {
-            walk.layer.whole += size;
-        }
-    }
     for index in 0..function.nodes.len() {
         read_node(&mut walk, index);
     }

@@ -1,38 +1,17 @@
 //! The memory that a model allocates on its device, checked before anything large is allocated.
 
+mod cache;
 mod steps;
 
-use ridge_engine::EngineOptions;
 use ridge_graph::Bindings;
 use ridge_hw::units::Bytes;
 use ridge_models::{DRAFTS, Model, RowTables, row_changes, symbols, with_scores};
 use ridge_runtime::Backend;
 
 use crate::error::{Error, Result, Smaller};
+pub use cache::{CacheSize, cache_bytes};
 pub use steps::StepExtents;
 use steps::{StepBytes, StepProgram, bucket_extents};
-
-/// How large a cache is.
-#[derive(Clone, Copy, Debug)]
-pub enum CacheSize {
-    /// As an engine makes it: groups with a window have pools of their own.
-    Engine(EngineOptions),
-    /// So many tokens in all groups.
-    Tokens(usize),
-}
-
-/// Bytes of a cache: keys and values of all layers, and the history of tokens.
-pub fn cache_bytes(model: &Model, size: CacheSize) -> Bytes {
-    let tokens = |window: Option<usize>| match (size, window) {
-        (CacheSize::Tokens(tokens), _) => tokens,
-        (CacheSize::Engine(options), None) => options.cache_blocks(model.block_size) * model.block_size,
-        (CacheSize::Engine(options), Some(window)) => {
-            options.window_blocks(window, model.block_size) * model.block_size
-        }
-    };
-    let groups = model.state_groups.iter().chain([&model.history]);
-    groups.map(|g| Bytes(g.bytes_per_token as u64) * tokens(g.window) as u64).fold(Bytes(0), |a, b| a + b)
-}
 
 /// The programs that an engine runs: by what its steps return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +46,7 @@ impl EnginePrograms {
 /// Bytes on the device that the steps of an engine need beside weights and cache: the workspace, which is as large as the
 /// step that needs most has it, and inputs, outputs and constants of all buckets that an engine keeps. A step of few
 /// tokens may need more than one of many, where attention over a long context is divided among blocks of threads, so all
-/// extents are compared. Of a model that drafts, steps count that verify as many drafts of all sequences as it makes.
+/// extents are compared. Where tokens are drafted, steps count that verify as many drafts of all sequences as there may be.
 ///
 /// # Errors
 /// When the backend has no kernel for an op of the model.
@@ -89,7 +68,7 @@ fn engine_memory(
     let blocks = largest.context.div_ceil(model.block_size);
     let limit = Some(ridge_engine::MAX_STAGING_BYTES);
     let mut total = StepBytes::new(ridge_engine::MAX_BUCKETS, limit);
-    let drafts = ridge_engine::drafts_of(model);
+    let drafts = ridge_engine::drafts_of(model).max(largest.candidates);
     let lines = largest.sequences * (1 + drafts);
     for outputs in programs.outputs() {
         for graph in std::iter::once(&model.graph).chain(&model.answers) {
@@ -168,7 +147,7 @@ mod tests {
 
     use ridge_cpu::{Cpu, CpuOptions};
     use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
-    use ridge_engine::{Engine, Row, Sampling, SequenceId};
+    use ridge_engine::{Engine, EngineOptions, Row, Sampling, SequenceId};
     use ridge_graph::passes::Kernel;
     use ridge_graph::{Graph, Type};
     use ridge_models::{BuildOptions, ModelConfig, ModelFiles, WeightSource};
@@ -185,7 +164,12 @@ mod tests {
         let weights = Bytes(model.weight_bytes());
         let cache = cache_bytes(&model, CacheSize::Tokens(512));
         let workspace = |tokens| {
-            engine_bytes(&model, &cpu, EnginePrograms::Sampling, StepExtents { tokens, sequences: 1, context: 512 })
+            engine_bytes(
+                &model,
+                &cpu,
+                EnginePrograms::Sampling,
+                StepExtents { tokens, sequences: 1, context: 512, candidates: 0 },
+            )
         };
         let check = |chunk, available| check_memory(&model, CacheSize::Tokens(512), || workspace(chunk), available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
@@ -314,7 +298,7 @@ mod tests {
             }
             let bound = Arc::new(AtomicUsize::new(0));
             let backend = RecordingBackend { inner: Arc::clone(&device.backend), bound: Arc::clone(&bound) };
-            let largest = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: CONTEXT };
+            let largest = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: CONTEXT, candidates: 0 };
             let memory = engine_memory(&model, &backend, programs, largest).unwrap();
             let mut session = Session::new(Arc::new(backend));
             source.load(&mut session, &model.graph, |_| ()).unwrap();
@@ -352,7 +336,7 @@ mod tests {
         let device = OpenDevice::open(&Placement { threads: Some(2), ..Placement::default() }).unwrap();
         let bound = Arc::new(AtomicUsize::new(0));
         let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
-        let extents = StepExtents { tokens: 53, sequences: 7, context: 120 };
+        let extents = StepExtents { tokens: 53, sequences: 7, context: 120, candidates: 0 };
         let memory = scorer_memory(&model, &backend, extents).unwrap();
         let device = Arc::clone(&backend.inner);
         let mut session = Session::new(Arc::new(backend));
@@ -373,10 +357,21 @@ mod tests {
         assert!(allocated as u64 <= admitted, "{allocated} bytes allocated, {admitted} admitted");
     }
 
-    /// A step that verifies drafts has several lines of logits a sequence.
     #[test]
     fn admitted_workspace_covers_steps_that_verify_drafts() {
-        const DRAFTS: usize = 3;
+        admitted_covers_verifying(DRAFTS, 0);
+    }
+
+    #[test]
+    fn admitted_workspace_covers_steps_that_verify_tokens_found_earlier() {
+        admitted_covers_verifying(0, DRAFTS);
+    }
+
+    const DRAFTS: usize = 3;
+
+    /// A step that verifies drafts, of the model's module or those that a caller has, has several lines of logits a sequence.
+    #[track_caller]
+    fn admitted_covers_verifying(drafts: usize, candidates: usize) {
         const SEQUENCES: usize = 4;
         // No more tokens than one verifying step has, so that no prompt takes more.
         const CHUNK: usize = SEQUENCES * (1 + DRAFTS);
@@ -385,7 +380,7 @@ mod tests {
         let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
         let text = text.replace("\"vocab_size\": 48", "\"vocab_size\": 20000");
         let config = ModelConfig::from_json("config.json", &text).unwrap();
-        let built = BuildOptions { context: Some(64), drafts: DRAFTS, ..BuildOptions::default() };
+        let built = BuildOptions { context: Some(64), drafts, ..BuildOptions::default() };
         let mut model = config.build(&built).unwrap();
         let source = WeightSource::Random(ridge_graph::DType::F32);
         model.store(&source, None).unwrap();
@@ -393,16 +388,16 @@ mod tests {
         let bound = Arc::new(AtomicUsize::new(0));
         let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
         let device = Arc::clone(&backend.inner);
-        let extents = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: 64 };
+        let extents = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: 64, candidates };
         let memory = engine_memory(&model, &backend, EnginePrograms::Plain, extents).unwrap();
         let mut session = Session::new(Arc::new(backend));
         source.load(&mut session, &model.graph, |_| ()).unwrap();
         let options = EngineOptions { context: 64, sequences: SEQUENCES, chunk: CHUNK, blocks: None };
         let mut engine = Engine::new(session, &model, options).unwrap();
         let ids: Vec<SequenceId> = (0..SEQUENCES).map(|_| engine.start(Sampling::GREEDY, 4).unwrap()).collect();
-        for candidates in [&[][..], &[7, 8, 9]] {
-            let tokens: &[u32] = if candidates.is_empty() { &[3, 4, 5, 6] } else { &[3] };
-            let row = |id: &SequenceId| Row { sample: true, candidates, ..Row::of(*id, tokens) };
+        for proposed in [&[][..], &[7, 8, 9]] {
+            let tokens: &[u32] = if proposed.is_empty() { &[3, 4, 5, 6] } else { &[3] };
+            let row = |id: &SequenceId| Row { sample: true, candidates: proposed, ..Row::of(*id, tokens) };
             engine.submit(&ids.iter().map(row).collect::<Vec<_>>()).unwrap();
             engine.complete(&mut Vec::new()).unwrap();
         }

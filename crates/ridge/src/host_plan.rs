@@ -61,14 +61,14 @@ impl HostPlan {
         model.take_activations(rounding, rounding);
         let cached = CacheSize::Engine(EngineOptions { context, sequences, chunk, blocks: None });
         let cache = cache_bytes(&model, cached);
-        let largest = StepExtents { tokens: chunk, sequences, context };
+        let largest = StepExtents { tokens: chunk, sequences, context, candidates: 0 };
         let workspace = |model: &Model| engine_bytes(model, &gpu, EnginePrograms::Sampling, largest);
-        let on_host = keep_on_host(&mut model, cache, workspace, gpu_memory, None)?;
+        let (on_host, workspace) = keep_on_host(&mut model, cache, workspace, gpu_memory, None)?;
         Ok(Self {
             on_gpu: Bytes(model.weight_bytes() - on_host.bytes.0),
             on_host,
             cache,
-            workspace: workspace(&model)?,
+            workspace,
             prompts: StepCost::new(&model, context, gpu.kernels())?,
             answers: StepCost::of_answers(&model, context, gpu.kernels())?,
         })

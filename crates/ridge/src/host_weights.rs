@@ -40,7 +40,7 @@ fn first(all: &[HostWeight], bytes: u64) -> Option<&[HostWeight]> {
 
 /// Keeps as few weights of `model` as possible in memory of the host, so that the others fit into `available` bytes beside a
 /// cache of `cache` bytes and what `workspace` says that steps need, slots of fetched weights included; and has its graph fetch
-/// them.
+/// them. Gives what is kept, and what steps then need.
 ///
 /// The choice is the smallest prefix of [`host_weights`] that is enough, so less memory never keeps fewer weights on the host.
 ///
@@ -52,7 +52,7 @@ pub(crate) fn keep_on_host(
     workspace: impl Fn(&Model) -> Result<Bytes>,
     available: Bytes,
     host: Option<Bytes>,
-) -> Result<HostWeights> {
+) -> Result<(HostWeights, Bytes)> {
     let all = host_weights(&model.graph);
     let whole = Bytes(model.weight_bytes()) + cache;
     // Workspace only grows with what is kept, so each round keeps more and none keeps too much.
@@ -78,7 +78,7 @@ pub(crate) fn keep_on_host(
             return Err(Error::Memory { what, needed, available, smaller: Smaller::Host, or_on_host: false });
         }
         *model = fetching;
-        return Ok(kept);
+        return Ok((kept, with_slots));
     }
 }
 
@@ -141,7 +141,7 @@ pub(crate) mod tests {
         let mut before = usize::MAX;
         for limit in limits {
             let mut kept_model = model();
-            let kept = keep_on_host(&mut kept_model, cache, workspace, Bytes(limit), None).unwrap();
+            let (kept, _) = keep_on_host(&mut kept_model, cache, workspace, Bytes(limit), None).unwrap();
             let needed = |kept: u64, fetched: &Model| total - kept + 1000 + workspace(fetched).unwrap().0;
             assert!(needed(kept.bytes.0, &kept_model) <= limit, "{limit} bytes hold the rest");
             assert!(kept.names.len() <= before, "less memory keeps no fewer weights on the host");
@@ -168,14 +168,14 @@ pub(crate) mod tests {
         let calls = Cell::new(0);
         let workspace = |model: &Model| {
             calls.set(calls.get() + 1);
-            let largest = StepExtents { tokens: 64, sequences: 2, context: CONTEXT };
+            let largest = StepExtents { tokens: 64, sequences: 2, context: CONTEXT, candidates: 0 };
             engine_bytes(model, &gpu, EnginePrograms::Plain, largest)
         };
         let cache = cache_bytes(&whole, CacheSize::Tokens(2 * CONTEXT));
         let without = workspace(&whole).unwrap();
         let limit = Bytes(whole.weight_bytes() / 4 * 3 + cache.0 + without.0);
         let mut fetching = model();
-        let kept = keep_on_host(&mut fetching, cache, workspace, limit, None).unwrap();
+        let (kept, _) = keep_on_host(&mut fetching, cache, workspace, limit, None).unwrap();
         assert!(calls.get() <= 6, "{} rounds", calls.get());
         let with = workspace(&fetching).unwrap();
         assert!(fetches(&fetching) > 0 && with > without, "slots are workspace: {with} beside {without}");

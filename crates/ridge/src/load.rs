@@ -6,7 +6,9 @@ use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions};
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{DType, Role};
 use ridge_hw::units::Bytes;
-use ridge_models::{BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, WeightSource};
+use ridge_models::{
+    BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, PredictionSummary, WeightSource,
+};
 use ridge_runtime::{Backend, Session};
 
 use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
@@ -99,6 +101,29 @@ pub fn build_network(
     let mut network = config.build(&BuildOptions { context, ..numbers.options(config.torch_dtype()) })?;
     network.module_mut().store(&source, numbers.format.as_ref())?;
     Ok((network, source))
+}
+
+/// The module of a decoder that drafts further tokens, with `context` tokens in the cache and weights in the formats that the
+/// config publishes, or that of `numbers`; `None` where it has none.
+///
+/// # Errors
+/// When a format does not fit a weight.
+pub fn summarize_prediction(
+    config: &ModelConfig,
+    numbers: &NumberSettings,
+    context: usize,
+) -> Result<Option<PredictionSummary>> {
+    if !config.predicts() {
+        return Ok(None);
+    }
+    let source = WeightSource::RandomAsPublished(Box::new(config.clone()));
+    let built = |drafts| -> Result<Decoder> {
+        let options = BuildOptions { context: Some(context), drafts, ..numbers.options(config.torch_dtype) };
+        let mut model = config.build(&options)?;
+        model.store(&source, numbers.format.as_ref())?;
+        Ok(model)
+    };
+    Ok(PredictionSummary::new(&built(0)?, &built(1)?, context)?)
 }
 
 /// Makes the products of `network` take activations as `numbers` has it for the device: the CPU or a GPU.
@@ -230,7 +255,7 @@ pub fn load_engine(
     observer: &mut dyn LoadObserver,
 ) -> Result<LoadedEngine> {
     let (context, chunk) = (run.context, run.chunk.min(run.context));
-    let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context };
+    let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context, candidates: 0 };
     let workspace =
         |model: &Decoder, backend: &dyn Backend| engine_bytes(model, backend, EnginePrograms::Sampling, largest);
     let options = EngineOptions { context, sequences: 1, chunk, blocks: None };
@@ -288,7 +313,7 @@ impl PlacedModel {
         }
         let (cache, of) = (cache_bytes(&self.model, cached), Bytes(self.model.weight_bytes()));
         let host = ridge_hw::cpu::Cpu::detect().available_memory();
-        let kept = keep_on_host(&mut self.model, cache, |model| workspace(model, backend), available, host)?;
+        let (kept, _) = keep_on_host(&mut self.model, cache, |model| workspace(model, backend), available, host)?;
         observer.note(LoadNote::OnHost { tensors: kept.names.len(), bytes: kept.bytes, of });
         Ok(kept)
     }
@@ -422,7 +447,7 @@ mod tests {
         let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
         let cached = CacheSize::Engine(options);
         let workspace = |model: &Decoder, backend: &dyn Backend| {
-            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT };
+            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT, candidates: 0 };
             engine_bytes(model, backend, EnginePrograms::Sampling, largest)
         };
         let run = |placement| RunSettings {
@@ -461,7 +486,7 @@ mod tests {
     #[test]
     fn drafts_compile_for_a_gpu_and_are_counted() {
         let gpu = ridge_cuda::PlannedGpu::new(ridge_hw::spec::DeviceSpec::find("H100").unwrap()).unwrap();
-        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT };
+        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT, candidates: 0 };
         for family in ["glm4_moe", "deepseek_v3", "deepseek_v32"] {
             let folder =
                 std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction").join(family);

@@ -179,7 +179,7 @@ impl PlacedModel {
             drafts: 0,
         };
         let options = EngineOptions { context, sequences, chunk: chunk.min(context * sequences), blocks: None };
-        let largest = StepExtents { tokens: options.chunk, sequences, context };
+        let largest = StepExtents { tokens: options.chunk, sequences, context, candidates: 0 };
         let workspace =
             |model: &ridge_models::Model, backend: &dyn Backend| engine_bytes(model, backend, programs, largest);
         let (files, numbers) = (&self.model.files, &self.model.numbers);
@@ -235,7 +235,7 @@ impl PlacedModel {
         let (files, numbers) = (&self.model.files, &self.model.numbers);
         let block_size = numbers.options(config.torch_dtype).block_size;
         let cached = CacheSize::Tokens(options.blocks(block_size) * block_size);
-        let largest = StepExtents { tokens: step, sequences: 1, context };
+        let largest = StepExtents { tokens: step, sequences: 1, context, candidates: 0 };
         let workspace = |model: &ridge_models::Model, backend: &dyn Backend| scorer_bytes(model, backend, largest);
         let LoadedModel { session, model, .. } = load_model(files, &config, numbers, &run, cached, workspace, &mut ())?;
         Ok(Scorer::new(session, &model, options)?)

@@ -2,6 +2,8 @@
 
 use ridge_engine::MAX_CANDIDATES;
 
+use crate::error::{Result, refused};
+
 /// What proposes draft tokens, and how many of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speculate {
@@ -17,6 +19,18 @@ pub(crate) enum Speculate {
 const MODULE: &str = "mtp";
 
 impl Speculate {
+    /// Tokens that the model's module drafts, for a command that has no other drafts.
+    ///
+    /// # Errors
+    /// When tokens are to be found earlier in the sequence.
+    pub(crate) fn by_module(self) -> Result<usize> {
+        let why = "proposes tokens by lookup, which `ridge serve` does; use mtp";
+        match self {
+            Self::Lookup(candidates) => Err(refused("--speculate", candidates, why)),
+            Self::Off | Self::Module(_) => Ok(self.drafts()),
+        }
+    }
+
     /// Tokens that the model's module drafts.
     pub(crate) fn drafts(self) -> usize {
         match self {
@@ -27,7 +41,7 @@ impl Speculate {
 }
 
 /// Parses `N`, `mtp` or `mtp:N`.
-pub(crate) fn speculate(typed: &str) -> Result<Speculate, String> {
+pub(crate) fn speculate(typed: &str) -> std::result::Result<Speculate, String> {
     let count = |typed: &str| typed.parse().ok().filter(|count| *count <= MAX_CANDIDATES);
     let parsed = match typed.strip_prefix(MODULE) {
         Some("") => Some(Speculate::Module(1)),

@@ -222,8 +222,15 @@ fn dense_modules_are_counted() {
 fn parameters_of_a_prediction_module_are_counted_apart() {
     let object = json(&["inspect", &config("DeepSeek-V3.json"), "--json"]);
     assert_eq!(object["summary"]["parameters"], 671_026_419_200u64);
-    assert_eq!(object["prediction_parameters"], 11_610_068_224u64);
+    let module = &object["prediction"];
+    assert_eq!(module["parameters"], 11_610_068_224u64);
+    // One layer's latent of 512 and rotated key of 64 in bf16.
+    assert_eq!(module["kv_bytes_per_token"], 2 * (512 + 64));
+    assert_eq!(module["weight_bytes"], 2 * 11_610_068_224u64);
+    // The experts that one token takes, and the output projection.
+    let flops = module["draft"]["matrix_flops"].as_f64().unwrap();
+    assert!((3e9..6e9).contains(&flops), "{flops}");
     let text = stdout(&["inspect", &config("DeepSeek-V3.json")]);
     assert!(text.contains("prediction module") && text.contains("11,610,068,224"), "{text}");
-    assert!(json(&["inspect", &config("Meta-Llama-3.1-8B.json"), "--json"]).get("prediction_parameters").is_none());
+    assert!(json(&["inspect", &config("Meta-Llama-3.1-8B.json"), "--json"]).get("prediction").is_none());
 }

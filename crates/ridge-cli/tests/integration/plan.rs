@@ -160,6 +160,71 @@ fn money_is_that_of_the_gpus_a_rate_needs() {
 }
 
 #[test]
+fn prediction_modules_are_planned_with_an_acceptance_rate() {
+    let number = |of: &Value, pointer: &str| of.pointer(pointer).and_then(Value::as_f64).expect(pointer);
+    let fit = "plan fit DeepSeek-V3.json --device H200 --tp 8 --weights fp8 --json";
+    let (plain, module) = (json(fit), json(&format!("{fit} --speculate mtp")));
+    assert_eq!(module["prediction_parameters"], 11_610_068_224_u64);
+    // One layer's latent more than the 61.
+    assert_eq!(number(&module, "/fit/per_token") - number(&plain, "/fit/per_token"), f64::from(2 * (512 + 64)));
+    let entries = module["fit"]["ledger"]["entries"].as_array().unwrap();
+    let of_module = entries.iter().find(|entry| entry["what"] == "prediction module").unwrap();
+    let bytes = number(of_module, "/bytes");
+    // Each has an eighth of the experts, and the projection of both inputs, which is not cut, in 16 bits.
+    let share = bytes / (11_610_068_224.0 / 8.0 + 2.0 * 2.0 * 7168.0 * 7168.0);
+    assert!((1.0..1.03).contains(&share), "{bytes} on each of 8 ranks");
+
+    let serve = "plan serve DeepSeek-V3.json --device H200 --weights fp8 --tp 8 --batch 4 --json";
+    let plain = json(serve);
+    let with = |drafts: usize, rate: f64| json(&format!("{serve} --speculate mtp:{drafts} --acceptance {rate}"));
+    let step = |of: &Value| number(of, "/point/decode_step");
+    let tpot = |of: &Value| number(of, "/point/tpot");
+    let (never, often, always) = (with(1, 0.0), with(1, 0.85), with(1, 1.0));
+    // A step takes longer, whatever is accepted of it; what is accepted saves steps.
+    assert!(step(&never) > step(&plain) && step(&never) < 1.6 * step(&plain), "{} {}", step(&never), step(&plain));
+    assert_eq!((step(&often), step(&always)), (step(&never), step(&never)));
+    assert!((number(&often, "/tokens_per_step") - 1.85).abs() < 1e-9);
+    assert!(tpot(&never) > tpot(&plain) && tpot(&often) < tpot(&plain), "{} {}", tpot(&often), tpot(&plain));
+    assert!((tpot(&never) / tpot(&always) - 2.0).abs() < 0.05, "{} {}", tpot(&never), tpot(&always));
+    let rate = |of: &Value| number(of, "/point/tokens_per_second");
+    assert!(rate(&often) > rate(&plain) && rate(&never) < rate(&plain));
+    assert!(step(&with(3, 0.5)) > step(&never));
+    for (line, wanted) in [
+        ("plan serve DeepSeek-V3.json --speculate mtp", "--acceptance"),
+        ("plan serve DeepSeek-V3.json --acceptance 0.5", "--speculate"),
+        ("plan serve DeepSeek-V3.json --speculate mtp --acceptance 1.5", "from 0 to 1"),
+        ("plan fit Qwen3-8B.json --speculate mtp", "has no module that drafts tokens"),
+        ("plan fit DeepSeek-V3.json --speculate 4", "lookup"),
+    ] {
+        let output = ridge(line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(wanted), "{line}: {said}");
+    }
+}
+
+#[test]
+fn a_cache_of_8_bits_is_planned_with_its_scales() {
+    let bytes = |line: &str, pointer: &str| json(line).pointer(pointer).and_then(Value::as_u64).expect(line);
+    for (model, per_token) in [("Qwen3-8B", 36 * 2 * 8 * (128 + 4)), ("Meta-Llama-3.1-8B", 32 * 2 * 8 * (128 + 4))] {
+        let config = format!("inspect {model}.json --cache-dtype int8 --json");
+        assert_eq!(bytes(&config, "/summary/kv_bytes_per_token"), per_token);
+        let fit = format!("plan fit {model}.json --cache-bits 8 --json");
+        assert_eq!(bytes(&fit, "/fit/per_token"), per_token);
+        // What admission counts, with the history of tokens.
+        let fit = format!("{fit} --gpu-memory 40GiB --context 4096");
+        assert_eq!(bytes(&fit, "/cache_bytes"), 4096 * (per_token + 4));
+    }
+    // A step reads them: of 8,192 tokens so many bytes more than of 1.
+    let of = |context: usize| {
+        let line = format!("plan kernel --model Qwen3-8B.json --cache-bits 8 --context {context} --json");
+        let sums = json(&line)["roofline"]["sums"].as_array().expect("a list").clone();
+        sums.iter().find(|row| row["scope"] == "step").and_then(|row| row["bytes"].as_f64()).expect("a step")
+    };
+    let more = (of(8192) - of(1)) / 8191.0;
+    assert!((more / f64::from(36 * 2 * 8 * (128 + 4)) - 1.0).abs() < 1e-9, "{more} bytes a token");
+}
+
+#[test]
 fn what_does_not_fit_is_said_with_what_would() {
     let line = "plan fit Meta-Llama-3.1-70B.json --device H200 --tp 2 --context 131072";
     assert_eq!(json(&format!("{line} --json"))["fits"], true);
@@ -302,7 +367,7 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan fit Qwen3-8B.json --gpu-memory 24", "add its unit, as in 64MiB"),
         ("plan fit Qwen3-8B.json --gpu-memory 0GiB", "must be above 0"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --tp 2", "plans are for one GPU"),
-        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --cache-bits 8", "the cache is planned in bf16"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --cache-bits 4", "the cache is one that the engine has"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --weights int4", "as the config publishes them"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --device B200", "give --host-link, such as 55GB/s"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --context 50000", "the longest is 40960"),

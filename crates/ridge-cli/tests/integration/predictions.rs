@@ -57,6 +57,40 @@ fn a_server_whose_model_predicts_answers_as_one_without() {
 }
 
 #[test]
+fn a_benchmark_reports_what_drafts_bring_and_take() {
+    let model = model("glm4_moe");
+    let bench = |more: &[&str]| {
+        let common = ["bench", "-m", &model, "--context", "9", "--prompt", "8", "-n", "24", "--repeat", "2", "--json"];
+        json(&[&common[..], more].concat())["results"].clone()
+    };
+    let plain = bench(&[]);
+    assert!(plain[1]["speculation"].is_null());
+    for (drafts, batch) in [(1, 1), (3, 1), (2, 3)] {
+        let speculate = format!("mtp:{drafts}");
+        let results = bench(&["--speculate", &speculate, "--batch", &batch.to_string()]);
+        assert!(results[0]["speculation"].is_null(), "prompts are not speculated on");
+        let found = &results[1]["speculation"];
+        let count = |name: &str| found[name].as_u64().unwrap_or_else(|| panic!("{name}: {found}"));
+        let seconds = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("{name}: {found}"));
+        let (steps, accepted) = (count("steps"), count("accepted"));
+        // Every token that was not an accepted draft took a row of a step; the model is trained, so many were.
+        assert!(accepted > 0 && accepted <= count("proposed"), "{found}");
+        let rows = batch * 24 - accepted;
+        assert!(steps <= rows && rows <= batch * steps, "{found}");
+        assert!((seconds("tokens_per_step") - (batch * 24) as f64 / rows as f64).abs() < 1e-9, "{found}");
+        let parts = seconds("verifying_seconds_per_step") + seconds("drafting_seconds_per_step");
+        let whole = results[1]["measured"]["median_seconds"].as_f64().unwrap() / steps as f64;
+        assert!(parts > 0.3 * whole && parts < 3.0 * whole, "{parts} of {whole}: {found}");
+        // Fewer steps than without, of more work each.
+        let [drafted, alone] = [&results, &plain].map(|r| r[1]["modelled"]["flops"].as_f64().unwrap());
+        assert!(drafted > alone * batch as f64, "{drafted} {alone}");
+        assert!(seconds("drafting_floor_seconds_per_step") > 0.0);
+    }
+    let text = stdout(&["bench", "-m", &model, "-p", "0", "-n", "16", "--repeat", "1", "--speculate", "mtp:2"]);
+    assert!(text.contains("tokens per step") && text.contains("drafts accepted; verifying takes"), "{text}");
+}
+
+#[test]
 fn speculation_that_a_model_or_a_command_lacks_is_refused() {
     let refused = |args: &[&str]| {
         let ran = ridge(args);
@@ -64,6 +98,9 @@ fn speculation_that_a_model_or_a_command_lacks_is_refused() {
         ran.stderr
     };
     assert!(refused(&["generate", "--speculate", "mtp"]).contains("no module that predicts further tokens"));
+    assert!(refused(&["bench", "--speculate", "mtp"]).contains("no module that predicts further tokens"));
+    assert!(refused(&["bench", "--speculate", "4"]).contains("lookup"));
+    assert!(refused(&["bench", "--speculate", "mtp", "--ops"]).contains("cannot be used with"));
     assert!(refused(&["serve", "--speculate", "mtp:2", "--port", "0"]).contains("--speculate"));
     assert!(refused(&["generate", "--speculate", "4"]).contains("lookup"));
     assert!(refused(&["generate", "--speculate", "mtp:0"]).contains("must be a whole number from 0 to 16, mtp"));

@@ -139,6 +139,16 @@ impl PendingStep {
         all
     }
 
+    /// Waits for the runs that sample, also where one waits for masks no longer, but not for what is drafted behind them.
+    pub(super) fn wait_sampled(&mut self, programs: &mut Programs) -> Result<()> {
+        self.release(programs, |_| &[])?;
+        for run in self.runs.iter().filter(|run| !run.parts.is_empty()) {
+            let Some(ticket) = &run.ticket else { continue };
+            programs.ready(run.wanted, run.extents)?.steps().wait(ticket)?;
+        }
+        Ok(())
+    }
+
     /// Gives up what was filled or submitted.
     pub(super) fn clear(&mut self) {
         self.rows.clear();

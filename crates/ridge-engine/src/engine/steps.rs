@@ -129,6 +129,16 @@ impl Engine {
         }
     }
 
+    /// Waits until the first step in flight, if there is one, has sampled; what the model's module drafts behind it may still be
+    /// computed. [`complete`](Self::complete) has its outcomes.
+    ///
+    /// # Errors
+    /// As for [`complete`](Self::complete).
+    pub fn wait_sampled(&mut self) -> Result<()> {
+        let Some(step) = self.flights.front_mut() else { return Ok(()) };
+        step.wait_sampled(&mut self.programs).inspect_err(|_| self.lose_steps())
+    }
+
     /// Waits for the first step in flight, if there is one, and says what it brought each row. Sequences that ended
     /// meanwhile have no outcomes.
     ///

@@ -35,6 +35,7 @@ use crate::draft::{Drafts, Ngram, SequenceDraft};
 use crate::engine::{Engine, Outcome, Row, STEPS_IN_FLIGHT, SequenceId, recycled};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
+use crate::programs::MAX_CANDIDATES;
 use advance::{Advance, End, Ticket, apply_advance};
 use grammar::{Grammar, Grammars};
 use masks::{Masks, TaskGrammar};
@@ -155,7 +156,12 @@ impl Service {
     /// # Errors
     /// As for [`Engine::make_ready`].
     pub fn made_ready(mut self) -> Result<Self> {
-        self.engine.make_ready(self.drafts.is_some())?;
+        let candidates = match self.drafts {
+            None => 0,
+            Some(Drafts::Ngram(ngram)) => ngram.candidates.min(MAX_CANDIDATES),
+            Some(Drafts::Module) => self.engine.module_drafts(),
+        };
+        self.engine.make_ready(candidates)?;
         Ok(self)
     }
 

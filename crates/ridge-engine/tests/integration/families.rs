@@ -172,6 +172,11 @@ fn deepseek_v32_is_undisturbed() {
 }
 
 #[test]
+fn hyena_is_undisturbed() {
+    answers_are_undisturbed("hyena");
+}
+
+#[test]
 fn glm_5_is_undisturbed() {
     answers_are_undisturbed("glm_moe_dsa");
 }

@@ -1,12 +1,12 @@
 //! The registry of the composite ops.
 
 use super::{
-    accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, causal_conv1d, cross_entropy, dropout, dry,
-    embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear, gelu, grouped_linear,
-    index_topk, kv_write, layer_norm, linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion,
-    log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties, quantize, quantize_delayed,
-    ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus,
-    stateful_recurrence, stochastic_round, swiglu, table_write, token_layout, wkv,
+    accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, block_sparse_attention, causal_conv1d,
+    cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear,
+    gelu, grouped_linear, index_topk, kv_write, layer_norm, linear, linear_cross_entropy, linear_gradient,
+    linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon, norm_gradient, penalties,
+    quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, selected_attention,
+    sgd, softmax, softplus, stateful_recurrence, stochastic_round, swiglu, table_write, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -19,6 +19,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("adamw_update", adamw_update::samples),
         OpEntry::new("adamw8", adamw8::samples),
         OpEntry::new("attention", attention::samples),
+        OpEntry::new("block_sparse_attention", block_sparse_attention::samples),
         OpEntry::new("causal_conv1d", causal_conv1d::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
@@ -57,6 +58,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("log_softmax", log_softmax::samples),
         OpEntry::new("log_softmax_backward", log_softmax::samples_backward),
         OpEntry::new("logit_bias", logit_bias::samples),
+        OpEntry::new("long_convolution", long_convolution::samples),
         OpEntry::new("moe_router", moe_router::samples),
         OpEntry::new("muon", muon::samples),
         OpEntry::new("penalties", penalties::samples),

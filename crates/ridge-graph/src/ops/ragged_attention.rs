@@ -9,7 +9,9 @@ pub use backward::RaggedAttentionBackward;
 pub use dropout::ShareDropout;
 pub use terms::RaggedAttention;
 
+use super::paged_rows::attention_shares;
 use crate::cost::Cost;
+use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
 use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
@@ -18,7 +20,7 @@ use crate::shard::{Placement, ShardingRule};
 use crate::types::Type;
 use crate::why::Why;
 use crate::work::Work;
-use terms::{MASKED, by_kv_head, by_token, head_first};
+use terms::{Extents, MASKED, by_kv_head, by_token, head_first};
 
 /// [`RaggedAttention`] that gives `(y, lse)`: its output, and the natural logarithm of each query's sum of exponentials
 /// of scores, f32 `[tokens, heads]`; 0 for a query that sees no key.
@@ -140,6 +142,45 @@ impl Composite for RaggedAttentionSaving {
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rules(&self.0, 2)
+    }
+}
+
+/// Scores of every pair and what remains to be done with them, of attention that sees other keys than [`RaggedAttention`].
+pub(super) struct RaggedAttentionParts {
+    /// F32 `[kv_heads, group, tokens, tokens]`.
+    pub(super) scores: Var,
+    /// F32 `[kv_heads, tokens, dim]`.
+    values: Var,
+    extents: Extents,
+    output: Type,
+}
+
+impl RaggedAttentionParts {
+    /// Of `q`, `k` and `v` as [`RaggedAttention`] has them.
+    pub(super) fn new(g: &mut Builder, [q, k, v]: [Var; 3], scale: f64) -> Result<Self> {
+        let output = g.ty(q)?.clone();
+        let extents = RaggedAttention::extents(g, q, k)?;
+        let x = by_kv_head(g, &extents, q)?;
+        let [k, values] = [head_first(g, k)?, head_first(g, v)?];
+        let scores = g.matmul(x, k, false, true, DType::F32)?;
+        let scale = g.constant(DType::F32, scale)?;
+        let scores = g.mul(scores, scale)?;
+        let e = &extents;
+        let scores = g.reshape(scores, Shape::new([&e.heads, &e.group, &e.tokens, &e.tokens]))?;
+        Ok(Self { scores, values, extents, output })
+    }
+
+    pub(super) fn tokens(&self) -> Dim {
+        self.extents.tokens.clone()
+    }
+
+    /// The output for `scores` and which keys are `seen`, bool `[1, 1, tokens, tokens]`.
+    pub(super) fn attend(&self, g: &mut Builder, scores: Var, seen: Var) -> Result<Var> {
+        let e = &self.extents;
+        let share = attention_shares(g, scores, seen, None)?;
+        let share = g.reshape(share, Shape::new([&e.heads, &e.rows, &e.tokens]))?;
+        let y = g.matmul(share, self.values, false, false, DType::F32)?;
+        by_token(g, e, y, &self.output)
     }
 }
 

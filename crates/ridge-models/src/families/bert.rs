@@ -7,6 +7,7 @@ use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Result as GraphResult, Var};
 use serde_json::{Map, Value as Json};
 
+use super::block_sparse;
 use super::blocks::{NormKind, linear, mlp, scaled};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::encoder::{EmbeddedTokens, EncoderConfig, EncoderFamily, EncoderLayer, QUERY_KEY_VALUE};
@@ -197,11 +198,14 @@ pub(super) struct BertVariant {
     pub(super) windows: Vec<usize>,
     /// Does a text's first token see all others, and they it, whatever the window?
     pub(super) first_sees_all: bool,
+    /// Tokens of a block and how often the first one counts besides, where long texts are computed by blocks.
+    pub(super) blocks: Option<[usize; 2]>,
 }
 
 impl BertVariant {
     /// BERT itself.
-    pub(super) const BERT: Self = Self { word_scale: 1.0, qkv_bias: true, windows: Vec::new(), first_sees_all: false };
+    pub(super) const BERT: Self =
+        Self { word_scale: 1.0, qkv_bias: true, windows: Vec::new(), first_sees_all: false, blocks: None };
 }
 
 pub(super) fn config(
@@ -231,7 +235,7 @@ impl EncoderFamily for BertLayers {
     }
 
     fn reads_positions(&self) -> bool {
-        self.variant.first_sees_all
+        self.variant.first_sees_all || self.variant.blocks.is_some()
     }
 
     fn embed(&self, g: &mut Builder, c: &EncoderConfig, at: &EmbeddedTokens<'_>) -> GraphResult<Var> {
@@ -257,9 +261,11 @@ impl EncoderFamily for BertLayers {
 
     fn layer(&self, g: &mut Builder, x: Var, at: &EncoderLayer<'_>) -> GraphResult<Var> {
         let c = at.config;
-        let a = g.scoped("attention.self", |g| match self.variant.first_sees_all {
-            true => global_token::attend(g, x, at),
-            false => at.attend(g, x, QUERY_KEY_VALUE, self.variant.qkv_bias, None),
+        let BertVariant { first_sees_all, blocks, qkv_bias, .. } = self.variant;
+        let a = g.scoped("attention.self", |g| match (first_sees_all, blocks) {
+            (true, _) => global_token::attend(g, x, at),
+            (false, Some(blocks)) => block_sparse::attend(g, x, at, qkv_bias, blocks),
+            (false, None) => at.attend(g, x, QUERY_KEY_VALUE, qkv_bias, None),
         })?;
         let a = linear(g, "attention.output.dense", a, c.hidden_size, true)?;
         let x = g.add(a, x)?;

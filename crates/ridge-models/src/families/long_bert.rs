@@ -1,6 +1,6 @@
 //! Encoders of BERT's build for long texts: Longformer (Beltagy et al. 2020, "Longformer: The Long-Document Transformer", section
 //! 3.1), whose tokens see a window, and all of them the first token where it is classified; and BigBird (Zaheer et al. 2020, "Big
-//! Bird: Transformers for Longer Sequences", section 2), which is computed for lengths at which its tokens see everything.
+//! Bird: Transformers for Longer Sequences", section 2), whose tokens see blocks of long texts and all of others.
 
 use super::bert::{BertVariant, HARMLESS, TENSORS, read_variant};
 use super::definition::{FamilyDefinition, ReadConfig};
@@ -55,23 +55,24 @@ fn read_longformer(f: &mut Fields<'_>) -> Result<EncoderConfig> {
 
 fn read_big_bird(f: &mut Fields<'_>) -> Result<EncoderConfig> {
     const KIND: &str = "attention_type";
-    // Texts of more tokens have keys that depend on random numbers of the library.
-    let mut most = None;
+    let mut blocks = None;
     match f.optional(KIND)?.unwrap_or("block_sparse") {
         "original_full" => f.harmless(&["block_size", "num_random_blocks"]),
         "block_sparse" => {
             let size = f.optional_size("block_size", MAX_POSITIONS)?.unwrap_or(64);
             let random = f.count("num_random_blocks")?.unwrap_or(3).min(MAX_POSITIONS as u64) as usize;
-            most = Some((5 + 2 * random) * size);
+            // A block that no text has two of is none.
+            blocks = (size > 0).then_some([size, random]);
         }
         _ => return Err(f.wrong(KIND, "is not supported", "Ridge knows \"original_full\" and \"block_sparse\"")),
     }
     let rescaled = f.optional("rescale_embeddings")?.unwrap_or(false);
     let qkv_bias = f.optional("use_bias")?.unwrap_or(true);
     let head = InnerLayer::BigBird(Gelu::Tanh);
-    let config = read_variant(f, BIG_BIRD.model_type, head, |_, sizes, _| {
+    read_variant(f, BIG_BIRD.model_type, head, |_, sizes, _| {
         let word_scale = if rescaled { (sizes.hidden_size as f64).sqrt() } else { 1.0 };
-        Ok(BertVariant { word_scale, qkv_bias, ..BertVariant::BERT })
-    })?;
-    Ok(EncoderConfig { max_context: config.max_context.min(most.unwrap_or(usize::MAX)), ..config })
+        // Texts at which all tokens are seen have no blocks.
+        let long = |[size, random]: &[usize; 2]| sizes.max_position_embeddings > (5 + 2 * random) * size;
+        Ok(BertVariant { word_scale, qkv_bias, blocks: blocks.filter(long), ..BertVariant::BERT })
+    })
 }

@@ -8,7 +8,7 @@ use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, weight};
 use super::experts::experts;
 use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
 use super::tensors::LLAMA_TENSORS;
-use crate::model::{BuildOptions, Model, StepInputs, attention_symbols, history_group, symbols};
+use crate::model::{BuildOptions, Model, StepInputs, attention_symbols, history_group, kv_bytes, symbols};
 use crate::module::{Module, StateGroup};
 use crate::sampled::finish_decoder;
 
@@ -53,9 +53,11 @@ impl PlannedConfig {
             if at == groups.len() {
                 groups.push((kind.0, empty_group()));
             }
-            let width = self.latent_width(kind.0 == Mixer::SharingLatent);
             groups[at].1.states.push(format!("{scope}.self_attn.latent"));
-            groups[at].1.bytes_per_token += width * options.cache.size_bytes();
+            let index = self.index_width(kind.0 == Mixer::SharingLatent);
+            for width in [self.latent.kv_rank + self.latent.rope].into_iter().chain(index) {
+                groups[at].1.bytes_per_token += kv_bytes([1, 1, width], options);
+            }
             x = g.scoped(&scope, |g| g.call(function, &[x, positions]))?[0];
         }
         let norm = NormKind::Rms(c.norm_eps);
@@ -91,8 +93,12 @@ impl PlannedConfig {
 
     /// Elements of a row of the latent cache of a layer, which has an indexer's key unless it is `sharing` another's choice.
     fn latent_width(&self, sharing: bool) -> usize {
-        let l = &self.latent;
-        l.kv_rank + l.rope + l.index.filter(|_| !sharing).map_or(0, |(_, dim, _)| dim)
+        self.latent.kv_rank + self.latent.rope + self.index_width(sharing).unwrap_or(0)
+    }
+
+    /// Elements of an indexer's key, of a layer that has one of its own.
+    fn index_width(&self, sharing: bool) -> Option<usize> {
+        self.latent.index.filter(|_| !sharing).map(|(_, dim, _)| dim)
     }
 }
 

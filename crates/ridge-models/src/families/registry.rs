@@ -10,7 +10,7 @@ use super::planned_config::{PlannedConfig, read_latent};
 use super::text_classifier::{CLASS as CLASSIFIER, ClassifierHead, TextClassifier};
 use super::{
     bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, gemma3n, gemma4,
-    glm_moe_dsa, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2,
+    glm_moe_dsa, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2, granite, granite_hybrid, granite_moe, hyena, jamba, lfm2,
     linear_attention, llama, llama4, long_bert, mamba, mamba2, minimax_m2, mistral, mixtral, modernbert, mpt,
     nemotron_h, nomic_bert, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, rwkv4, rwkv6, rwkv7, smollm3, stablelm,
     starcoder2, vit, zamba2,
@@ -51,6 +51,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &granite_moe::GRANITE_MOE,
     &granite_hybrid::GRANITE_HYBRID,
     &granite_moe::GRANITE_MOE_SHARED,
+    &hyena::HYENA,
     &jamba::JAMBA,
     &deepseek::KIMI_K2,
     &lfm2::LFM2,

@@ -35,6 +35,7 @@ const FAMILIES: &[&str] = &[
     "granite",
     "granitemoe",
     "granitemoeshared",
+    "hyena",
     "jamba",
     "minimax_m2",
     "mistral",
@@ -321,6 +322,27 @@ fn published_models_have_their_published_numbers_of_parameters() {
     ] {
         let model = published(name).config().unwrap().build(&BuildOptions::default()).unwrap();
         assert_eq!(model.parameter_count(), count, "{name}");
+    }
+}
+
+#[test]
+fn hyena_has_the_sizes_of_published_models_and_refuses_what_it_does_not_compute() {
+    // hyenadna-tiny-1k-seqlen: the elements of the reference's tensors, output projection included (fixtures/hyena.py).
+    let tiny = json!({
+        "d_model": 128, "d_inner": 512, "filter_order": 64, "max_seq_len": 1026, "n_layer": 2, "vocab_size": 12,
+    });
+    let config = with("hyena", &tiny).unwrap();
+    assert_eq!((config.vocab_size, config.max_context()), (16, 1026));
+    let model = config.build(&BuildOptions::default()).unwrap();
+    assert_eq!(model.parameter_count(), 450_712);
+    for (changes, key) in [
+        (json!({"hyena_order": 3}), "hyena_order"),
+        (json!({"short_filter_order": 4}), "short_filter_order"),
+        (json!({"train_freq": false}), "train_freq"),
+        (json!({"emb_dim": 4}), "emb_dim"),
+        (json!({"emb_dim": 1}), "emb_dim"),
+    ] {
+        assert!(with("hyena", &changes).unwrap_err().starts_with(&format!("config.json: {key} = ")), "{changes}");
     }
 }
 

@@ -56,6 +56,7 @@ fn models() -> Vec<String> {
                 "glm_moe_dsa",
                 "granitemoehybrid",
                 "granitemoehybrid_dense",
+                "hyena",
                 "jamba",
                 "lfm2",
                 "linear_attn",

@@ -16,6 +16,7 @@ mod llama_gathered;
 mod llama_logits;
 mod llama_parallel;
 mod llama_training;
+mod long_texts;
 mod memory;
 #[path = "../common/mixed.rs"]
 mod mixed;

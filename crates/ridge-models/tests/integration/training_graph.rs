@@ -8,9 +8,9 @@ use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, e
 use ridge_models::{BuildOptions, WeightSource, symbols, with_loss};
 use std::sync::Arc;
 
-/// Families whose attention has ALiBi slopes, sinks or chunked windows.
-const WITHOUT_TRAINING: [&str; 8] =
-    ["bloom", "deepseek_v32", "falcon_rw", "glm_moe_dsa", "gpt_oss", "gpt_oss_mxfp4", "llama4", "mpt"];
+/// Families whose attention has ALiBi slopes, sinks or chunked windows, or whose layers read a cache.
+const WITHOUT_TRAINING: [&str; 9] =
+    ["bloom", "deepseek_v32", "falcon_rw", "glm_moe_dsa", "gpt_oss", "gpt_oss_mxfp4", "hyena", "llama4", "mpt"];
 
 /// The training graph of a fixture, its weights stored as the checkpoint has them.
 fn training_graph(fixture: &Fixture, context: Option<usize>) -> Graph {

@@ -123,6 +123,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<AccuracySect
             ep,
             weights,
             cache_bytes: if weights == Quantisation::Bf16 { 2.0 } else { 1.0 },
+            speculation: None,
         };
         let batch = r.count("batch_size")? * dp / layout.attention_dp;
         // Some rows repeat the times of others under another layout, and some name layouts that cannot be.

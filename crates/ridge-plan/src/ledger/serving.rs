@@ -36,7 +36,7 @@ pub struct ServingMemory {
     pub ep: usize,
     /// Format of matrices.
     pub weights: Quantisation,
-    /// Bytes of an element of the cache.
+    /// Bytes of an element of the cache; scales are those of the reading's dtype of caches.
     pub cache_bytes: f64,
     /// Tokens of a step at most.
     pub step_tokens: usize,
@@ -80,7 +80,11 @@ pub fn sequence_states(reading: &Reading, memory: &ServingMemory, context: usize
             per_sequence: Bytes(sequence.ceil() as u64),
         }
     };
-    reading.states.iter().map(of).collect()
+    let of_module = |prediction: &Reading| {
+        let states = sequence_states(prediction, memory, context);
+        states.into_iter().map(|state| SequenceState { kind: "cache of the prediction module", ..state })
+    };
+    reading.states.iter().map(of).chain(reading.prediction.iter().flat_map(|of| of_module(of))).collect()
 }
 
 /// The last part of a state's name.
@@ -92,13 +96,14 @@ fn last(name: Option<&String>) -> &str {
 fn group_bytes(reading: &Reading, g: &ridge_models::StateGroup, memory: &ServingMemory, context: usize) -> (f64, f64) {
     let share = memory.tp.min(g.heads).max(1) as f64 / share_of_stage(reading, memory.pp);
     let tokens = g.window.map_or(context, |w| w.min(context)) as f64;
-    let token = g.bytes_per_token as f64 * (memory.cache_bytes / 2.0);
+    let token = g.bytes_per_token as f64 * reading.cache_share(memory.cache_bytes);
     (token / share, (token * tokens + g.bytes_per_sequence as f64) / share)
 }
 
 /// Bytes that a sequence of `context` tokens holds on a rank.
 pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize) -> f64 {
-    reading.states.iter().map(|g| group_bytes(reading, g, memory, context).1).sum()
+    let of_module = reading.prediction.as_ref().map_or(0.0, |of| sequence_bytes(of, memory, context));
+    reading.states.iter().map(|g| group_bytes(reading, g, memory, context).1).sum::<f64>() + of_module
 }
 
 /// Tokens that `room` bytes of cache on a rank hold, of sequences of `context` tokens.
@@ -165,6 +170,11 @@ pub fn serving(
         _ => "other weights x 16 bits".to_owned(),
     };
     ledger.add("weights", weights, format!("{matrices:.4e} elements of matrices x {bits} bits, {rest}"));
+    let module = reading.prediction.as_ref().map_or(0.0, |of| weight_bytes(of, m.tp, 1, m.ep, m.weights).0);
+    if let Some(of) = &reading.prediction {
+        let formula = format!("{:.4e} parameters, embedding and output projection left out", of.parameters as f64);
+        ledger.add("prediction module", module, formula);
+    }
     // The widest live set of a step: what a layer keeps, as if it were kept, and f32 logits of the rows sampled from.
     let widest = reading.kinds.iter().map(|k| k.saved.whole + k.saved.cut / m.tp as f64).fold(0.0, f64::max);
     let workspace = m.step_tokens as f64 * widest * 2.0 + 256.0 * reading.vocab as f64 / m.tp as f64 * 4.0;
@@ -182,7 +192,7 @@ pub fn serving(
     let per_sequence = sequence_bytes(reading, m, context);
     let Some(room) = device_bytes.checked_sub(ledger.total()) else {
         let fits = |tp: usize| {
-            let weights = weight_bytes(reading, tp, m.pp, m.ep, m.weights).0;
+            let weights = weight_bytes(reading, tp, m.pp, m.ep, m.weights).0 + module;
             reading.heads.is_multiple_of(tp) && weights + workspace + margin < device_bytes.as_f64()
         };
         let remedy = match (m.tp + 1..=reading.heads).find(|tp| fits(*tp)) {
@@ -191,8 +201,10 @@ pub fn serving(
         };
         return Err(PlanError::Room { tp: m.tp, needed: ledger.total(), has: device_bytes, remedy });
     };
-    let endless = reading.states.iter().filter(|g| g.window.is_none());
-    let per_token: f64 = endless.map(|g| group_bytes(reading, g, m, context).0).sum();
+    let per_token: f64 = std::iter::once(reading)
+        .chain(reading.prediction.as_deref())
+        .flat_map(|of| of.states.iter().filter(|g| g.window.is_none()).map(move |g| group_bytes(of, g, m, context).0))
+        .sum();
     ledger.entries.push(LedgerEntry { what: "free for sequences", bytes: room, formula: "remaining memory".into() });
     Ok(ServingLedger {
         ledger,
@@ -253,6 +265,22 @@ mod tests {
         let all: u64 = hybrid.iter().map(|s| s.per_sequence.0).sum();
         let model = reading("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16");
         assert!((sequence_bytes(&model, &memory(1, 1), 4096) - all as f64).abs() < 2.0);
+    }
+
+    #[test]
+    fn a_cache_of_codes_has_a_scale_for_each_key_and_value_of_each_head() {
+        let of = |name: &str, tp, bytes| {
+            let file = format!("{}/../../fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(file).unwrap();
+            let reading = Reading::with_cache("config.json", &text, ridge_graph::DType::I8).unwrap();
+            sequence_states(&reading, &ServingMemory { cache_bytes: bytes, ..memory(tp, 1) }, 4096)[0].per_token
+        };
+        assert_eq!(of("Qwen3-8B", 1, 1.0), Bytes(36 * 2 * 8 * (128 + 4)));
+        assert_eq!(of("Qwen3-8B", 4, 1.0), Bytes(36 * 2 * 2 * (128 + 4)));
+        assert_eq!(of("DeepSeek-V3", 8, 1.0), Bytes(61 * (576 + 4)));
+        // As programs store it that have one scale for a whole tensor.
+        let unscaled = ServingMemory { cache_bytes: 1.0, ..memory(1, 1) };
+        assert_eq!(sequence_states(&reading("Qwen3-8B"), &unscaled, 4096)[0].per_token, Bytes(147_456 / 2));
     }
 
     #[test]

@@ -126,6 +126,8 @@ struct BenchmarkSimulation<'a> {
     first: f64,
     between: f64,
     produced: f64,
+    /// Tokens that a step gives an answer on average.
+    rate: f64,
     /// Seconds of a step of answers alone: by their number, at no context and for each token of it.
     known: Vec<Option<(f64, f64)>>,
 }
@@ -167,8 +169,14 @@ impl<'a> BenchmarkSimulation<'a> {
             first: 0.0,
             between: 0.0,
             produced: 0.0,
+            rate: l.tokens_per_step(),
             known: vec![None; load.traffic.batch + 2],
         }
+    }
+
+    /// Steps of an answer of `tokens` tokens behind its first.
+    fn steps(&self, tokens: usize) -> u64 {
+        (tokens as f64 / self.rate).ceil() as u64
     }
 
     /// Seconds of a step with what the program adds.
@@ -277,7 +285,7 @@ impl<'a> BenchmarkSimulation<'a> {
         self.now += self.seconds(&busiest);
         self.step += 1;
         for rank in &mut self.ranks {
-            rank.cached += rank.count as f64;
+            rank.cached += rank.count as f64 * self.rate;
         }
         self.end_answers();
         for (at, taken) in taken.into_iter().enumerate() {
@@ -295,13 +303,14 @@ impl<'a> BenchmarkSimulation<'a> {
         });
         // A first token came with the prompt, unless the request had been taken back.
         let of = Answering { begun: self.step, prompt: w.done, answer: w.answer, first, before: w.before };
+        let end = self.step + self.steps(w.answer.max(1) - 1);
         let rank = &mut self.ranks[at];
         let id = rank.free.pop().unwrap_or_else(|| {
             rank.answering.push(None);
             rank.answering.len() - 1
         });
         rank.answering[id] = Some(of);
-        rank.ends.push(Reverse((self.step + w.answer.max(1) as u64 - 1, id)));
+        rank.ends.push(Reverse((end, id)));
         rank.count += 1;
         if w.answer <= 1 {
             self.end_answers();
@@ -317,7 +326,7 @@ impl<'a> BenchmarkSimulation<'a> {
                 let rank = &mut self.ranks[at];
                 rank.free.push(id);
                 rank.count -= 1;
-                rank.cached -= (a.prompt + (end - a.begun) as usize) as f64;
+                rank.cached -= a.prompt as f64 + (end - a.begun) as f64 * self.rate;
                 rank.promised -= (a.prompt + a.answer) as f64;
                 self.answered += 1;
                 let tokens = a.answer + a.before;
@@ -338,11 +347,12 @@ impl<'a> BenchmarkSimulation<'a> {
                 let newest = rank.answering.iter().enumerate().filter_map(|(i, a)| a.map(|a| (a.begun, i))).max();
                 let Some((_, id)) = newest else { break };
                 let Some(a) = rank.answering[id].take() else { break };
-                let had = (self.step - a.begun) as usize;
+                let steps = (self.step - a.begun) as f64;
+                let had = ((steps * self.rate) as usize).min(a.answer.saturating_sub(1));
                 rank.ends.retain(|e| e.0.1 != id);
                 rank.free.push(id);
                 rank.count -= 1;
-                rank.cached -= (a.prompt + had) as f64;
+                rank.cached -= a.prompt as f64 + steps * self.rate;
                 rank.promised -= (a.prompt + a.answer) as f64;
                 let prompt = a.prompt + had;
                 let answer = (a.answer - had).max(1);
@@ -381,7 +391,7 @@ impl<'a> BenchmarkSimulation<'a> {
         };
         let end = self.ranks.iter().filter_map(|r| r.ends.peek()).map(|e| e.0.0).min().unwrap_or(self.step + 1);
         let mut steps = end.saturating_sub(self.step).max(1);
-        let each = still + token * mean;
+        let (each, token) = (still + token * mean, token * self.rate);
         if let Some(Reverse((at, _))) = self.coming.peek() {
             let until = (*at as f64 * 1e-9 - self.now) / each;
             steps = steps.min(until.max(0.0) as u64 + 2);
@@ -392,7 +402,7 @@ impl<'a> BenchmarkSimulation<'a> {
         }
         if !self.software.reserves {
             for r in self.ranks.iter().filter(|r| r.count > 1) {
-                let left = (self.load.cache_tokens - r.cached).max(0.0) / r.count as f64;
+                let left = (self.load.cache_tokens - r.cached).max(0.0) / (r.count as f64 * self.rate);
                 steps = steps.min(left as u64 + 1);
             }
         }
@@ -405,7 +415,7 @@ impl<'a> BenchmarkSimulation<'a> {
             self.held += steps as usize;
         }
         for rank in &mut self.ranks {
-            rank.cached += n * rank.count as f64;
+            rank.cached += n * rank.count as f64 * self.rate;
         }
         self.end_answers();
         self.take_back();
@@ -438,6 +448,7 @@ mod tests {
             ep: 1,
             weights: crate::ledger::Quantisation::Bf16,
             cache_bytes: 2.0,
+            speculation: None,
         };
         benchmark(&reading, &machine, &l, load, software)
     }
@@ -447,7 +458,7 @@ mod tests {
         let reading = crate::accuracy::tests::reading("Meta-Llama-3.1-8B");
         let machine = Machine::find("H100", Precision::Bf16).unwrap().in_a_server();
         let weights = crate::ledger::Quantisation::Bf16;
-        let l = ServeLayout { tp: 1, pp: 1, attention_dp: 1, ep: 1, weights, cache_bytes: 2.0 };
+        let l = ServeLayout { tp: 1, pp: 1, attention_dp: 1, ep: 1, weights, cache_bytes: 2.0, speculation: None };
         let seen = benchmark(&reading, &machine, &l, &load(1, 3), &plain(false));
         let host = super::super::point::HOST;
         let prompt = super::super::prefill(&reading, &machine, &l, 1024) - host;

@@ -7,7 +7,7 @@ mod simulated;
 mod software;
 
 pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark};
-pub use point::{OperatingPoint, ServeLayout, Traffic, decode_step, disaggregated, prefill};
+pub use point::{OperatingPoint, ServeLayout, Speculation, Traffic, decode_step, disaggregated, drafting, prefill};
 pub use simulated::simulated;
 pub use software::Software;
 

@@ -1,5 +1,6 @@
 //! One point of a server: a step by rooflines, then prompts and answers together or apart.
 
+use ridge_models::StateGroup;
 use serde::Serialize;
 
 use crate::comm::Collective;
@@ -20,14 +21,30 @@ pub struct ServeLayout {
     pub ep: usize,
     /// Format of matrices.
     pub weights: Quantisation,
-    /// Bytes of an element of the cache.
+    /// Bytes of an element of the cache; scales are those of the reading's dtype of caches.
     pub cache_bytes: f64,
+    /// Speculation by the model's prediction module, which the reading has then.
+    pub speculation: Option<Speculation>,
+}
+
+/// Speculation by a model's prediction module.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speculation {
+    /// Tokens that are drafted for a sequence in each step.
+    pub drafts: usize,
+    /// The chance of a draft to be accepted, given that those before it were.
+    pub acceptance: f64,
 }
 
 impl ServeLayout {
     /// GPUs of a replica.
     pub fn gpus(&self) -> usize {
         self.tp * self.pp * self.attention_dp
+    }
+
+    /// Tokens that a step gives a sequence on average.
+    pub fn tokens_per_step(&self) -> f64 {
+        self.speculation.map_or(1.0, |s| super::speculated_tokens(s.acceptance, s.drafts))
     }
 }
 
@@ -122,9 +139,22 @@ impl ServerStep {
     fn tokens(&self) -> f64 {
         self.prompts.tokens + self.answers.tokens
     }
+
+    /// The same step where each token of an answer has `drafts` drafts behind it.
+    fn verifying(self, drafts: usize, replicas: usize) -> Self {
+        let more = drafts as f64 * self.answers.tokens;
+        let answers = StepTokens {
+            tokens: self.answers.tokens + more,
+            pairs: self.answers.pairs * (1.0 + drafts as f64) + more * drafts as f64 / 2.0,
+            cached: self.answers.cached + more,
+            ..self.answers
+        };
+        Self { answers, all: self.all + more * replicas as f64, ..self }
+    }
 }
 
-fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &StepTokens, decode: bool) -> f64 {
+/// `cache` is what bytes of the reading's cache are multiplied by.
+fn attention_seconds(m: &Machine, (l, cache): (&ServeLayout, f64), op: &OpWork, of: &StepTokens, decode: bool) -> f64 {
     if of.tokens == 0.0 {
         return 0.0;
     }
@@ -139,12 +169,12 @@ fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &StepTokens,
     }
     // What all heads share is read by each rank.
     let kv = if op.weight > 0.0 { 1.0 } else { cut };
-    let bytes = cached * op.bytes_cached * (l.cache_bytes / 2.0) / kv + 2.0 * op.weight / cut;
+    let bytes = cached * op.bytes_cached * cache / kv + 2.0 * op.weight / cut;
     let share = if decode { 0.5 * m.efficiency.attention } else { m.efficiency.attention };
     (flops / cut / (m.peak_16 * share)).max(bytes / m.stream)
 }
 
-fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f64 {
+fn op_seconds(m: &Machine, (l, cache): (&ServeLayout, f64), op: &OpWork, step: &ServerStep) -> f64 {
     let tp = if op.cut { l.tp as f64 } else { 1.0 };
     let bytes = l.weights.bits_of_op(op) / 8.0;
     match op.class {
@@ -167,7 +197,8 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f
             compute.max(bytes * reached * n * k / m.stream_experts + 2.0 * rows * (n + k) / m.bandwidth)
         }
         Class::Attention => {
-            attention_seconds(m, l, op, &step.prompts, false) + attention_seconds(m, l, op, &step.answers, true)
+            let of = |tokens, decode| attention_seconds(m, (l, cache), op, tokens, decode);
+            of(&step.prompts, false) + of(&step.answers, true)
         }
         Class::Memory => {
             let sequences = step.prompts.sequences + step.answers.sequences;
@@ -176,8 +207,30 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f
     }
 }
 
-/// Seconds of a step on the device.
+/// Seconds of a step on the device, drafts for the next one included.
 pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &ServerStep) -> f64 {
+    let Some(s) = l.speculation else { return plain_seconds(reading, m, l, step) };
+    // Drafts stand behind each sequence that gets a token, one after another.
+    let sequences = step.answers.sequences + step.ends;
+    let cached = step.answers.cached + step.prompts.cached * step.ends / step.prompts.sequences.max(1.0);
+    let verifying = plain_seconds(reading, m, l, &step.verifying(s.drafts, l.attention_dp));
+    verifying + drafting_seconds(reading, m, l, sequences, cached)
+}
+
+/// Seconds of drafting for the next step behind each of `batch` sequences of `context` tokens; 0 without speculation.
+pub fn drafting(reading: &Reading, m: &Machine, l: &ServeLayout, batch: usize, context: usize) -> f64 {
+    drafting_seconds(reading, m, l, batch as f64, (batch * context) as f64)
+}
+
+fn drafting_seconds(reading: &Reading, m: &Machine, l: &ServeLayout, sequences: f64, cached: f64) -> f64 {
+    let (Some(s), Some(module)) = (l.speculation, &reading.prediction) else { return 0.0 };
+    let answers = StepTokens { tokens: sequences, sequences, pairs: cached, cached };
+    let step = ServerStep { answers, all: sequences * l.attention_dp as f64, ..ServerStep::default() };
+    s.drafts as f64 * plain_seconds(module, m, &ServeLayout { pp: 1, ..*l }, &step)
+}
+
+/// Seconds of a step without drafts.
+fn plain_seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &ServerStep) -> f64 {
     let hidden = reading.hidden as f64;
     let tokens = step.tokens();
     let mut total = 0.0;
@@ -185,7 +238,7 @@ pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Se
         let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
         let mut of = 0.0;
         for op in &layer.ops {
-            of += op_seconds(m, l, op, step) + KERNEL * KERNELS_PER_OP;
+            of += op_seconds(m, (l, reading.cache_share(l.cache_bytes)), op, step) + KERNEL * KERNELS_PER_OP;
             if op.reduced && l.tp > 1 && op.class == Class::Matmul {
                 of += m.communicate_in_a_server(Collective::AllReduce, 2.0 * tokens * hidden, l.tp, 1);
             }
@@ -209,7 +262,7 @@ pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Se
     total + m.matmul_16(step.ends + step.answers.tokens, reading.vocab as f64 / l.tp as f64, hidden)
 }
 
-/// Seconds of a step that adds one token to each of `batch` sequences of `context` tokens.
+/// Seconds of a step that adds a token, or those that are accepted, to each of `batch` sequences of `context` tokens.
 pub fn decode_step(reading: &Reading, m: &Machine, l: &ServeLayout, batch: usize, context: usize) -> f64 {
     let answers = StepTokens::answers(batch as f64, context as f64);
     let all = (batch * l.attention_dp) as f64;
@@ -241,10 +294,12 @@ pub fn disaggregated(
 ) -> OperatingPoint {
     let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
     let alone = prefill(reading, m, l, t.prompt);
-    let cache: f64 = reading.states.iter().map(|g| (g.bytes_per_token * t.prompt + g.bytes_per_sequence) as f64).sum();
-    let sent = cache * l.cache_bytes / 2.0 / (l.tp as f64 * m.efficiency.scale_out);
+    let share = reading.cache_share(l.cache_bytes);
+    let of_group = |g: &StateGroup| (g.bytes_per_token * t.prompt) as f64 * share + g.bytes_per_sequence as f64;
+    let cache: f64 = reading.states.iter().map(of_group).sum();
+    let sent = cache / (l.tp as f64 * m.efficiency.scale_out);
     let gpus = l.gpus() * (1 + prefill_replicas);
-    let mut point = finish(t, l, alone + sent + step, step, step, alone, gpus);
+    let mut point = finish(t, l, alone + sent + step, step / l.tokens_per_step(), step, alone, gpus);
     let most = prefill_replicas as f64 * l.attention_dp as f64 / alone;
     if point.requests_per_second > most {
         point.requests_per_second = most;

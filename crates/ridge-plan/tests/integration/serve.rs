@@ -14,7 +14,7 @@ fn prompts_bound_the_requests_that_a_server_takes() {
     let reading = Reading::from_json("8B", &std::fs::read_to_string(path).expect("a file")).expect("reads");
     let machine = Machine::find("H200", Precision::Bf16).expect("has a sheet").in_a_server();
     let weights = Quantisation::Bf16;
-    let layout = ServeLayout { tp: 1, pp: 1, attention_dp: 1, ep: 1, weights, cache_bytes: 2.0 };
+    let layout = ServeLayout { tp: 1, pp: 1, attention_dp: 1, ep: 1, weights, cache_bytes: 2.0, speculation: None };
     let software = Software::find("vllm", "").expect("is in the table");
     // One prompt after another; steps of several are a little faster.
     let most = 1.0 / prefill(&reading, &machine, &layout, 1024);

@@ -1,6 +1,9 @@
 //! The memory of the steps of an engine, from their programs.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{iter, thread};
 
 use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
@@ -18,6 +21,8 @@ pub struct StepExtents {
     pub sequences: usize,
     /// Maximum number of tokens of a sequence, prompt and answer together.
     pub context: usize,
+    /// Draft tokens of a sequence that steps verify at most, besides those of the model's own prediction module.
+    pub candidates: usize,
 }
 
 /// Entries of a row's lists of DRY's breakers and of most likely tokens that workspace is counted for. Rows with more are
@@ -27,7 +32,7 @@ const LIST_ENTRIES: usize = 64;
 /// The extents of the buckets for 1 to `largest` tokens: those to which an engine rounds the tokens of its steps.
 pub(super) fn bucket_extents(largest: usize) -> impl Iterator<Item = usize> {
     let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
-    std::iter::successors(Some(1), move |n| (*n < largest).then(|| rounded(n + 1)))
+    iter::successors(Some(1), move |n| (*n < largest).then(|| rounded(n + 1)))
 }
 
 /// What steps take of the device's memory.
@@ -86,16 +91,28 @@ impl StepProgram {
         Self { lines, ..self }
     }
 
-    /// The most that steps of these numbers of tokens need.
+    /// The most that steps of these numbers of tokens need. Each is planned by itself, so threads share them.
     pub(super) fn largest(
         &self,
         model: &Model,
         largest: StepExtents,
         extents: impl Iterator<Item = usize>,
     ) -> Result<MemoryBytes> {
-        extents
-            .map(|tokens| self.bytes(model, StepExtents { tokens, ..largest }))
-            .try_fold(MemoryBytes::default(), |most, bytes| Ok(most.max(&bytes?)))
+        let extents: Vec<usize> = extents.collect();
+        let next = AtomicUsize::new(0);
+        let more = |most: MemoryBytes, bytes: Result<MemoryBytes>| Ok(most.max(&bytes?));
+        // The largest first, which take longest.
+        let of_thread = || {
+            iter::from_fn(|| extents.iter().rev().nth(next.fetch_add(1, Ordering::Relaxed)))
+                .map(|tokens| self.bytes(model, StepExtents { tokens: *tokens, ..largest }))
+                .try_fold(MemoryBytes::default(), more)
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(extents.len());
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(of_thread)).collect();
+            let joined = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            iter::once(of_thread()).chain(joined).try_fold(MemoryBytes::default(), more)
+        })
     }
 
     fn bytes(&self, model: &Model, step: StepExtents) -> Result<MemoryBytes> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::serve::ServeBenchArgs;
-use crate::args::{LimitedDeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, whole};
+use crate::args::{LimitedDeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, Speculate, speculate, whole};
 use crate::error::Result;
 
 /// Measure prompt and generation throughput
@@ -25,6 +25,7 @@ Examples:
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --batch 1,2,4,8,16       throughput over the batch size
   ridge bench --ops                    time of each op of a step
+  ridge bench --speculate mtp:2        generation with drafts of the model's own module
   ridge bench --experts --model DIR --random-weights --batch 1,16,256
   ridge bench --calibrate this.toml    a file for `ridge plan --efficiency`
   ridge bench --trace step.json && ridge plan diagnose step.json
@@ -91,6 +92,14 @@ pub(crate) struct BenchArgs {
     )]
     chunk: usize,
 
+    /// Generate with one token, or N, of each step drafted by the model's own multi-token prediction module and verified by the model
+    #[arg(
+        long, value_name = "mtp[:N]", value_parser = speculate, allow_negative_numbers = true, default_value = "0",
+        hide_default_value = true, help_heading = "Running",
+        conflicts_with_all = ["experts", "calibrate", "trace", "ops"]
+    )]
+    speculate: Speculate,
+
     #[command(flatten)]
     place: LimitedDeviceArgs,
 
@@ -135,6 +144,8 @@ pub(super) struct BenchSettings {
     pub(super) batch: Vec<usize>,
     pub(super) repeat: usize,
     pub(super) chunk: usize,
+    /// Tokens that the model's module drafts in each step.
+    pub(super) drafts: usize,
     pub(super) place: LimitedDeviceArgs,
     pub(super) ops: bool,
     pub(super) calibrate: Option<PathBuf>,
@@ -163,6 +174,7 @@ impl BenchArgs {
             batch: self.batch,
             repeat: self.repeat,
             chunk: self.chunk,
+            drafts: self.speculate.by_module()?,
             place: self.place,
             ops: self.ops || self.calibrate.is_some(),
             calibrate: self.calibrate,

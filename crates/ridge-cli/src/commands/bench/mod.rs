@@ -1,7 +1,7 @@
 //! `ridge bench`: the speed of a model compared with its roofline floor on this machine. The subcommand `serve` load-tests a
 //! server.
 //!
-//! `args` has the arguments and `test` the tests; `ops` times the ops of a step; `experts` is `--experts`; `report`, `calibrate`
+//! `args` has the arguments and `test` the tests; `speculation` generates with drafts; `ops` times the ops of a step; `experts` is `--experts`; `report`, `calibrate`
 //! and `trace` write the three forms of results. This file runs the tests.
 
 mod args;
@@ -10,6 +10,7 @@ mod experts;
 mod ops;
 mod report;
 mod serve;
+mod speculation;
 mod test;
 mod trace;
 
@@ -27,6 +28,7 @@ use ridge_runtime::Backend;
 pub(crate) use args::BenchArgs;
 use args::{BenchCommand, BenchSettings};
 use report::{BenchReport, BenchResult, GenerationLimit, PlacedBytes, StepWork};
+use speculation::{SpeculationCosts, SpeculationResult};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
@@ -89,12 +91,12 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         prompt: context,
         chunk,
         random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
-        drafts: 0,
+        drafts: settings.drafts,
     };
     let options = EngineOptions { context, sequences: most, chunk, blocks: None };
     let (cached, mut progress) = (CacheSize::Engine(options), LoadProgress::new(!settings.json));
     let workspace = |model: &Model, backend: &dyn Backend| {
-        let largest = StepExtents { tokens: chunk * most, sequences: most, context };
+        let largest = StepExtents { tokens: chunk * most, sequences: most, context, candidates: 0 };
         ridge::engine_bytes(model, backend, EnginePrograms::Plain, largest)
     };
     let LoadedModel { session, model, device, threads, on_host } =
@@ -105,6 +107,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, options)?;
     let kernels = backend.kernels();
+    let speculation = SpeculationCosts::new(&model, context, kernels)?;
     let costs = [StepCost::new(&model, context, kernels)?, StepCost::of_answers(&model, context, kernels)?];
 
     let spinner = Spinner::new();
@@ -120,6 +123,20 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let mut trace = trace::LaunchTrace::default();
     for (test, batch) in tests.iter().flat_map(|test| settings.batch.iter().map(move |batch| (*test, *batch))) {
         spinner.now("running the model");
+        if let (BenchTest::Generate(tokens), Some(costs)) = (test, &speculation) {
+            let (mut times, mut runs) = (Vec::new(), Vec::new());
+            for run in 0..=settings.repeat {
+                let (time, drafted) =
+                    speculation::timed(&mut engine, &model, tokens, (settings.context, chunk), batch)?;
+                if run > 0 {
+                    (times, runs) = ([times, vec![time.as_secs_f64()]].concat(), [runs, vec![drafted]].concat());
+                }
+            }
+            let (total, drafting) = runs[0].work(costs, &rates)?;
+            let speculation = SpeculationResult { drafts: settings.drafts, runs, drafting_floor: drafting.floor };
+            results.push(BenchResult { test, batch, times, total, ops: Vec::new(), speculation: Some(speculation) });
+            continue;
+        }
         let mut times = Vec::with_capacity(settings.repeat);
         for run in 0..=settings.repeat {
             let time = timed(&mut engine, &model, test, settings.context, batch, chunk)?;
@@ -143,7 +160,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         } else {
             Vec::new()
         };
-        results.push(BenchResult { test, batch, times, total, ops });
+        results.push(BenchResult { test, batch, times, total, ops, speculation: None });
     }
     drop(spinner);
     if let Some(path) = &settings.calibrate {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::args::BenchSettings;
 use super::ops;
+use super::speculation::SpeculationResult;
 use super::test::BenchTest;
 use crate::output::{columns, count, grouped};
 
@@ -55,6 +56,8 @@ pub(super) struct BenchResult {
     pub(super) total: StepWork,
     /// The time of each op of the last step, if requested.
     pub(super) ops: Vec<ops::OpTime>,
+    /// What was drafted, where the model's module drafts.
+    pub(super) speculation: Option<SpeculationResult>,
 }
 
 /// The median of one time or more.
@@ -200,6 +203,10 @@ impl BenchReport<'_> {
                 "generation: the floor is not compute-bound for any number of sequences\n".to_owned()
             }
         };
+        for result in self.results {
+            let name = self.settings.name(result.test, result.batch);
+            text += &result.speculation.as_ref().map_or_else(String::new, |speculation| speculation.text(&name));
+        }
         for result in self.results.iter().filter(|r| self.settings.ops && !r.ops.is_empty()) {
             text += &format!("\nlast step of {}\n", self.settings.name(result.test, result.batch));
             text += &ops::text(&result.ops);
@@ -241,6 +248,7 @@ impl BenchReport<'_> {
                     "floor_over_time": r.total.floor / r.median(),
                     "limit": r.total.bound(self.rates),
                 },
+                "speculation": r.speculation.as_ref().map(SpeculationResult::object),
             })
         };
         json!({
@@ -262,6 +270,7 @@ impl BenchReport<'_> {
                 "batch": batch,
                 "repeat": self.settings.repeat,
                 "chunk": self.settings.chunk,
+                "drafts": self.settings.drafts,
                 "device": self.on.0,
                 "threads": self.on.1,
                 "format": self.settings.model.numbers.format.as_ref().map(|f| f.name()),
@@ -285,6 +294,7 @@ mod tests {
             times: times.to_vec(),
             total: StepWork { floor, ..StepWork::default() },
             ops: Vec::new(),
+            speculation: None,
         };
         assert!(!result(1.04, &[1.0, 2.0]).exceeds_floor());
         assert!(result(1.06, &[2.0, 1.0]).exceeds_floor());

@@ -55,7 +55,7 @@ impl EvalModel {
         };
         let block_size = settings.model.numbers.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {
-            let largest = StepExtents { tokens: step, sequences: options.questions.min(step), context };
+            let largest = StepExtents { tokens: step, sequences: options.questions.min(step), context, candidates: 0 };
             ridge::scorer_bytes(model, backend, largest)
         };
         let cached = options.blocks(block_size) * block_size;

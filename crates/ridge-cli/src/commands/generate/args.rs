@@ -162,13 +162,6 @@ impl GenerateArgs {
         if self.stop.iter().any(String::is_empty) {
             return Err(refused("--stop", "''", "must not be empty"));
         }
-        if let Speculate::Lookup(candidates) = self.speculate {
-            return Err(refused(
-                "--speculate",
-                candidates,
-                "proposes tokens by lookup, which `ridge serve` does; use mtp",
-            ));
-        }
         Ok(GenerateSettings {
             model: self.numbers.settings(self.model)?,
             random_weights: self.random_weights,
@@ -184,7 +177,7 @@ impl GenerateArgs {
             max_tokens: self.max_tokens,
             context: self.context,
             chunk: self.chunk,
-            drafts: self.speculate.drafts(),
+            drafts: self.speculate.by_module()?,
             place: self.place,
             parallel: self.parallel,
             echo: self.echo,

@@ -164,15 +164,15 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     };
     let storage = storage_source(&files, &config, &settings.model);
     let prediction = match &config {
-        NetworkConfig::Decoder(config) => config.prediction_parameters()?,
+        NetworkConfig::Decoder(config) => ridge::summarize_prediction(config, &settings.model.numbers, context)?,
         _ => None,
     };
     match settings.output {
         InspectOutput::Json => {
             let activations = network.module().activations;
-            print_json(&inspected.object(&files, &settings.model, activations, &storage, prediction))
+            print_json(&inspected.object(&files, &settings.model, activations, &storage, prediction.as_ref()))
         }
-        _ => print(&inspected.text(&files, &storage, prediction)),
+        _ => print(&inspected.text(&files, &storage, prediction.as_ref())),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use ridge_graph::DType;
 use ridge_hw::units::{Bytes, Flops};
-use ridge_models::ModelFiles;
 use ridge_models::summary::{EncoderSummary, ImageClassifierSummary, ModuleSummary, Scope, StepCost, Summary};
+use ridge_models::{ModelFiles, PredictionSummary};
 use serde_json::{Value, json};
 
 use crate::args::ModelSettings;
@@ -47,7 +47,7 @@ impl Inspected {
         format!("modelled: sum over all ops of the step that {computes}")
     }
 
-    /// One JSON object; `storage` is the provenance of storage figures, and `prediction` has the parameters of the module that predicts
+    /// One JSON object; `storage` is the provenance of storage figures, and `prediction` describes the module that predicts
     /// further tokens.
     pub(super) fn object(
         &self,
@@ -55,7 +55,7 @@ impl Inspected {
         settings: &ModelSettings,
         activations: DType,
         storage: &str,
-        prediction: Option<u64>,
+        prediction: Option<&PredictionSummary>,
     ) -> Value {
         let mut sources = json!({ "parameters": "exact", "weight_bytes": storage });
         let mut used = json!({
@@ -76,14 +76,15 @@ impl Inspected {
         let mut object = json!({
             "model": files.to_string(), "kind": kind, "summary": summary, "sources": sources, "settings": used,
         });
-        if let Some(parameters) = prediction {
-            object["prediction_parameters"] = parameters.into();
+        if let Some(module) = prediction {
+            object["prediction"] = json!(module);
+            object["sources"]["prediction"] = "exact, weights as the config publishes them; draft modelled".into();
         }
         object
     }
 
     /// Tables, of what [`Inspected::object`] has.
-    pub(super) fn text(&self, files: &ModelFiles, storage: &str, prediction: Option<u64>) -> String {
+    pub(super) fn text(&self, files: &ModelFiles, storage: &str, prediction: Option<&PredictionSummary>) -> String {
         let module = self.module();
         let mut rows = Vec::new();
         tree(&module.tree, 0, &mut rows);
@@ -103,10 +104,16 @@ impl Inspected {
                 facts.push(row(&format!("  {}", part.name), bytes(part.bytes), &share));
             }
         }
-        if let Some(parameters) = prediction {
+        if let Some(module) = prediction {
             let what =
                 "exact: parameters not counted above, loaded with --speculate mtp; embedding and output are shared";
-            facts.push(row("prediction module", grouped(parameters), what));
+            facts.push(row("prediction module", grouped(module.parameters), what));
+            facts.push(row("  weights", bytes(module.weight_bytes), "exact, as the config publishes them"));
+            facts.push(row("  cache per token", bytes(module.kv_bytes_per_token), "exact"));
+            let draft = &module.draft;
+            let cost = format!("{}, {} read", Flops(draft.matrix_flops as f64), Bytes(draft.bytes_read));
+            let what = format!("modelled: one token that attends to {}", grouped(module.context as u64));
+            facts.push(row("  draft", cost, &what));
         }
         if let Self::Decoder(s, cache) = self {
             let source = format!("exact: keys and values in {cache} (--cache-dtype)");

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::host::{self, HostFit};
 use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table};
 use super::parsers::quantisation;
-use super::target::{TargetArgs, sources, sources_json};
-use crate::args::{gpu_memory, whole};
+use super::target::{TargetArgs, cache_dtype, cache_element, sources, sources_json};
+use crate::args::{Speculate, gpu_memory, speculate, whole};
 use crate::error::{Error, Result, refused};
 use crate::output::grouped;
 
@@ -35,7 +35,7 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
-    /// Bits per element of the KV cache
+    /// Bits per element of the KV cache; one of 8 bits also has a 4-byte scale per key and value of each head
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
     cache_bits: usize,
 
@@ -59,6 +59,13 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 10_000_000>)]
     step_tokens: Option<usize>,
 
+    /// Speculative decoding with the model's own multi-token prediction module: counts its weights and its cache
+    #[arg(
+        long, value_name = "mtp[:N]", value_parser = speculate, allow_negative_numbers = true, default_value = "0",
+        hide_default_value = true, conflicts_with = "gpu_memory"
+    )]
+    speculate: Speculate,
+
     /// Plan Ridge's own engine with this much GPU memory, such as 24GiB, and the other weights in host memory: what is where, bytes
     /// over the host link, and time per token
     #[arg(long, value_name = "SIZE", value_parser = gpu_memory)]
@@ -76,7 +83,8 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     if let Some(gpu_memory) = args.gpu_memory {
         return on_one_gpu(args, gpu_memory);
     }
-    let reading = args.target.reading()?;
+    let reading = args.target.reading_with_cache(args.cache_bits)?;
+    let reading = args.target.with_drafts(reading, args.speculate.by_module()?)?;
     let weights = args.target.weights(args.weights)?;
     let machine = args.target.server(weights)?;
     let context = args.context.unwrap_or(8192.min(reading.max_context));
@@ -166,12 +174,13 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         sources: sources(&machine),
         json: json!({
             "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
-            "memory": memory, "context": context, "fits": fit.sequences > 0, "fit": fit, "states": states, "sources": sources_json(&machine),
+            "memory": memory, "context": context, "fits": fit.sequences > 0,
+            "prediction_parameters": reading.prediction.as_ref().map(|of| of.parameters), "fit": fit, "states": states, "sources": sources_json(&machine),
         }),
         ..Page::default()
     };
     page.given("format of matrices", format!("{}, {} bits", weights.name(), weights.bits_shown()[0]), "--weights");
-    page.given("cache element", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("cache element", cache_element(args.cache_bits), "--cache-bits");
     page.given("maximum tokens per step", step_tokens, "--step-tokens");
     page.given("usable share of the device's memory", memory.utilisation, "set: the rest is margin");
     page.assume(&machine);
@@ -186,8 +195,9 @@ fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
             return Err(refused(flag, degree, "with --gpu-memory, plans are for one GPU; leave it out"));
         }
     }
-    if args.cache_bits != 16 {
-        let why = "with --gpu-memory, the cache is planned in bf16; leave it out";
+    let cache = cache_dtype(args.cache_bits);
+    if cache.size_bytes() * 8 != args.cache_bits {
+        let why = "with --gpu-memory, the cache is one that the engine has; use 8, 16 or 32";
         return Err(refused("--cache-bits", args.cache_bits, why));
     }
     if let Some(weights) = args.weights.filter(|weights| *weights != Quantisation::Bf16) {
@@ -196,7 +206,7 @@ fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
     }
     let PlanFitArgs { target, host_link, context, step_tokens, page, .. } = args;
     let (host_link, context, step_tokens) = (*host_link, *context, *step_tokens);
-    host::run(&HostFit { target, gpu_memory, host_link, context, step_tokens, page })
+    host::run(&HostFit { target, gpu_memory, cache, host_link, context, step_tokens, page })
 }
 
 /// Number of sequences that fit, over their length.

@@ -110,6 +110,8 @@ pub(super) struct HostFit<'a> {
     pub(super) target: &'a TargetArgs,
     /// Maximum memory of the GPU.
     pub(super) gpu_memory: Bytes,
+    /// Dtype of the cache.
+    pub(super) cache: DType,
     /// Rate of the link, if it is given.
     pub(super) host_link: Option<BytesPerSecond>,
     pub(super) context: Option<usize>,
@@ -156,8 +158,12 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
         return Err(refused("--context", context, &why));
     }
     let chunk = args.step_tokens.unwrap_or(STEP_TOKENS).min(context);
-    let numbers =
-        NumberSettings { dtype: Some(DType::BF16), activations: ActivationMode::Exact, ..NumberSettings::default() };
+    let numbers = NumberSettings {
+        dtype: Some(DType::BF16),
+        cache_dtype: Some(args.cache),
+        activations: ActivationMode::Exact,
+        ..NumberSettings::default()
+    };
     let gpu_memory = Bytes(args.gpu_memory.0.min(sheet.memory.value.0));
     let plan = |sequences: usize| {
         let settings = HostPlanSettings { gpu_memory, context, sequences, chunk };

@@ -84,7 +84,7 @@ pub(crate) struct PlanKernelArgs {
     #[arg(long, value_name = "FORMAT", value_parser = quantisation, default_value = "bf16", help_heading = "Roofline")]
     weights: Quantisation,
 
-    /// Bits per element of the KV cache
+    /// Bits per element of the KV cache; one of 8 bits also has a 4-byte scale per key and value of each head
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>, help_heading = "Roofline")]
     cache_bits: usize,
 
@@ -243,7 +243,7 @@ fn ops(args: &PlanKernelArgs, page: &mut Page) -> Result<()> {
 
 /// Every op of a model's step, and sums by scope.
 fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
-    let reading = read_model(path)?;
+    let reading = read_model(path, args.cache_bits)?;
     if args.new > args.context {
         return Err(refused("--new", args.new, &format!("is more than the {} tokens of --context", args.context)));
     }

@@ -8,14 +8,15 @@ use ridge_plan::ledger::{Quantisation, ServingMemory, cache_tokens, holding_one,
 use ridge_plan::plot::{Axis, Bars, Chart, ChartPoint, Mark, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::serve::{
-    OperatingPoint, ServeLayout, Software, Traffic, disaggregated, dollars_per_million, gpus_for, simulated,
+    OperatingPoint, ServeLayout, Software, Speculation, Traffic, disaggregated, dollars_per_million, drafting,
+    gpus_for, simulated,
 };
 use serde_json::json;
 
 use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table, seconds};
 use super::parsers::{amount, quantisation};
 use super::target::{TargetArgs, sources, sources_json};
-use crate::args::whole;
+use crate::args::{Speculate, speculate, whole};
 use crate::error::{Result, refused};
 use crate::output::grouped;
 
@@ -36,7 +37,7 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
-    /// Bits per element of the KV cache
+    /// Bits per element of the KV cache, without scales: the software has one for a whole tensor
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
     cache_bits: usize,
 
@@ -84,8 +85,25 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = software, conflicts_with = "disaggregate")]
     software: &'static Software,
 
+    /// Speculative decoding with one token, or N, of each step drafted by the model's own multi-token prediction module
+    #[arg(
+        long, value_name = "mtp[:N]", value_parser = speculate, allow_negative_numbers = true, default_value = "0",
+        hide_default_value = true, requires = "acceptance"
+    )]
+    speculate: Speculate,
+
+    /// Probability that a draft token is accepted, given that those before it were
+    #[arg(long, value_name = "RATE", value_parser = probability, requires = "speculate")]
+    acceptance: Option<f64>,
+
     #[command(flatten)]
     page: PageArgs,
+}
+
+/// Parses a probability.
+fn probability(typed: &str) -> std::result::Result<f64, String> {
+    let parsed = typed.parse().ok().filter(|rate| (0.0..=1.0).contains(rate));
+    parsed.ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }
 
 /// Serving software from the table.
@@ -98,7 +116,8 @@ fn software(name: &str) -> std::result::Result<&'static Software, String> {
 const ERRORS: [(&str, [f64; 2]); 2] = [("time to first token", [12.1, 48.2]), ("time per output token", [8.1, 14.7])];
 
 pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
-    let reading = args.target.reading()?;
+    let drafts = args.speculate.by_module()?;
+    let reading = args.target.with_drafts(args.target.reading()?, drafts)?;
     let weights = args.target.weights(args.weights)?;
     let machine = args.target.server(weights)?;
     let ranks = args.tp * args.attention_dp;
@@ -148,7 +167,7 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         "model": reading.family, "device": machine.name, "layout": layout, "traffic": traffic, "point": point,
         "most_sequences": most, "gpus_for_rate": gpus, "dollars_per_million_output_tokens": dollars,
         "dollars_are_at": dollars.map(|_| if gpus.is_some() { "the rate" } else { "full load" }),
-        "ledger": fit.ledger, "sources": sources_json(&machine),
+        "tokens_per_step": layout.tokens_per_step(), "ledger": fit.ledger, "sources": sources_json(&machine),
     });
     let mut rows = vec![
         (
@@ -172,6 +191,18 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         ("GPUs per replica", point.gpus.to_string(), "tp x pp x attention-dp, plus prefill replicas"),
         ("sequences that fit", format!("{most}{each}"), "free memory / bytes per sequence, see ridge plan fit"),
     ];
+    if let Some(Speculation { drafts, acceptance }) = layout.speculation {
+        let tokens = format!("{:.2}, with {drafts} drafted and {acceptance} accepted", layout.tokens_per_step());
+        rows.insert(3, ("tokens per decode step", tokens, "(1 - a^(drafts + 1)) / (1 - a), a the acceptance rate"));
+        rows.insert(
+            3,
+            (
+                "of which drafting",
+                seconds(drafting(&reading, &machine, &layout, batch, args.prompt + args.answer / 2)),
+                "drafts x (layer of the prediction module and output projection, per op as above)",
+            ),
+        );
+    }
     if let Some(gpus) = gpus {
         rows.push((
             "GPUs for the rate",
@@ -295,6 +326,10 @@ impl PlanServeArgs {
             ep: self.ep,
             weights,
             cache_bytes: self.cache_bits as f64 / 8.0,
+            speculation: self
+                .acceptance
+                .filter(|_| self.speculate.drafts() > 0)
+                .map(|acceptance| Speculation { drafts: self.speculate.drafts(), acceptance }),
         }
     }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use ridge_files::hub::find_model;
+use ridge_graph::DType;
 use ridge_hw::spec::Precision;
 use ridge_models::{ModelConfig, ModelFiles};
 use ridge_plan::PlanError;
@@ -47,6 +48,19 @@ impl TargetArgs {
     /// The model's graph in the form that plans read.
     pub(crate) fn reading(&self) -> Result<Reading> {
         self.read_as(Reading::from_json)
+    }
+
+    /// The same, with a cache of `bits` an element as the engine stores it, its scales included where it has such a dtype.
+    pub(crate) fn reading_with_cache(&self, bits: usize) -> Result<Reading> {
+        self.read_as(|file, text| Reading::with_cache(file, text, cache_dtype(bits)))
+    }
+
+    /// `reading`, of this model, with the module that drafts tokens if there are to be `drafts`.
+    pub(crate) fn with_drafts(&self, reading: Reading, drafts: usize) -> Result<Reading> {
+        if drafts == 0 {
+            return Ok(reading);
+        }
+        self.read_as(|file, text| reading.clone().with_prediction(file, text))
     }
 
     /// The model's graph in the form that Ridge trains.
@@ -116,10 +130,28 @@ impl TargetArgs {
     }
 }
 
-/// The graph of a config.json, of one in a folder or of a GGUF file, in the form that plans read.
-pub(crate) fn read_model(path: &Path) -> Result<Reading> {
+/// The graph of a config.json, of one in a folder or of a GGUF file, in the form that plans read, with a cache of `bits` an
+/// element as the engine stores it.
+pub(crate) fn read_model(path: &Path, bits: usize) -> Result<Reading> {
     let (path, files) = open(path)?;
-    Ok(Reading::from_json(name_of(&path), &files.config_text()?)?)
+    Ok(Reading::with_cache(name_of(&path), &files.config_text()?, cache_dtype(bits))?)
+}
+
+/// The dtype of a cache with elements of `bits` bits; bf16 for those that the engine does not have.
+pub(crate) fn cache_dtype(bits: usize) -> DType {
+    match bits {
+        8 => DType::I8,
+        32 => DType::F32,
+        _ => DType::BF16,
+    }
+}
+
+/// What an element of a cache of `bits` bits takes, for the inputs of a plan.
+pub(crate) fn cache_element(bits: usize) -> String {
+    match bits {
+        8 => "8 bits, and an f32 scale per key and value of each head".to_owned(),
+        _ => format!("{bits} bits"),
+    }
 }
 
 /// The files of a model, and the one that describes it.

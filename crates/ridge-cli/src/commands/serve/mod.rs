@@ -114,6 +114,8 @@ struct GeneratorPlan {
     engine: EngineOptions,
     /// Capacity of the cache, in tokens.
     cached: usize,
+    /// Draft tokens of a sequence and step that are found earlier in it, at most.
+    candidates: usize,
 }
 
 fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<GeneratorPlan> {
@@ -135,14 +137,18 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
     let block_size = numbers.options(config.torch_dtype).block_size;
     let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
     let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
-    Ok(GeneratorPlan { config, running, engine, cached: blocks * block_size })
+    let candidates = match args.speculate {
+        Speculate::Lookup(candidates) => candidates,
+        Speculate::Off | Speculate::Module(_) => 0,
+    };
+    Ok(GeneratorPlan { config, running, engine, cached: blocks * block_size, candidates })
 }
 
 impl GeneratorPlan {
     /// Workspace of a step, in bytes.
     fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes, ridge::Error> {
         let EngineOptions { chunk, sequences, context, .. } = self.engine;
-        let largest = StepExtents { tokens: chunk, sequences, context };
+        let largest = StepExtents { tokens: chunk, sequences, context, candidates: self.candidates };
         ridge::engine_bytes(model, backend, EnginePrograms::All, largest)
     }
 }
@@ -187,7 +193,7 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
 
 fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
     let plan = plan(args, numbers, files)?;
-    let GeneratorPlan { config, running, engine, cached } = &plan;
+    let GeneratorPlan { config, running, engine, cached, candidates } = &plan;
     let tokenizer = tokenizer(files)?;
     let templates = templates(args, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
@@ -202,8 +208,8 @@ fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> 
     if let Some(tokenizer) = &tokenizer {
         service = service.with_grammars(tokenizer)?;
     }
-    if let Speculate::Lookup(candidates) = args.speculate {
-        service = service.with_drafts(Ngram::new(candidates));
+    if *candidates > 0 {
+        service = service.with_drafts(Ngram::new(*candidates));
     }
     let service = service.made_ready()?;
     let mut eos: Vec<u32> = model.eos_token_ids.clone();

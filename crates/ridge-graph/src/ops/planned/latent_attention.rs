@@ -4,6 +4,7 @@
 use super::refusal::planned_only;
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::ops::require::{takes, want_floats, want_weight};
@@ -125,7 +126,9 @@ impl Composite for LatentAttention {
         let rank = w.shape.last().as_const().unwrap_or_default();
         let scores = &heads * &symbol(&self.pairs);
         let bytes = cache.dtype.size_bytes();
-        let row = Poly::from((bytes * (rank + self.rope)) as i128);
+        // A cache of codes has a scale for each row, and for each indexer's key.
+        let scale = if bytes == 1 { DType::F32.size_bytes() } else { 0 };
+        let row = Poly::from((bytes * (rank + self.rope) + scale) as i128);
         // Queries into latent space and results out of it: the weight once for each token.
         let absorbed = &(&Poly::from(&q.shape.0[0]) * &w.shape.elements()) * &Poly::from(2);
         let mut cost = Cost {
@@ -140,7 +143,7 @@ impl Composite for LatentAttention {
             let scores = symbol(&index.pairs) * index.heads as i128;
             cost.matrix_flops += &(scores.clone() * (2 * index.dim as i128));
             cost.vector_flops += &(scores * 2);
-            cost.bytes_read += &(symbol(&index.cached) * (index.dim * bytes) as i128);
+            cost.bytes_read += &(symbol(&index.cached) * (index.dim * bytes + scale) as i128);
         }
         cost
     }

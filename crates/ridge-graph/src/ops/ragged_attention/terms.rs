@@ -88,7 +88,7 @@ impl RaggedAttention {
     }
 
     /// Requires q, k, v, ids and, with dropout, key and heads that fit, and attributes that mean something.
-    pub(super) fn check(&self, inputs: &[Type]) -> Result<(), Why> {
+    pub(in crate::ops) fn check(&self, inputs: &[Type]) -> Result<(), Why> {
         let ([q, k, v, ids], random) = match inputs {
             [q, k, v, ids] if !self.drops() => ([q, k, v, ids], None),
             [q, k, v, ids, key, heads] if self.drops() => ([q, k, v, ids], Some([key, heads])),

@@ -63,6 +63,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("granitemoehybrid", None),
     ("granitemoehybrid_dense", None),
     ("granitemoeshared", None),
+    ("hyena", None),
     ("jamba", None),
     ("lfm2", None),
     ("linear_attn", None),

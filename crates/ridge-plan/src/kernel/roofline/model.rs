@@ -19,7 +19,7 @@ pub struct ModelStep {
     pub context: usize,
     /// Format of matrices.
     pub weights: Quantisation,
-    /// Bytes of an element of the cache.
+    /// Bytes of an element of the cache; scales are those of the reading's dtype of caches.
     pub cache_bytes: f64,
 }
 
@@ -30,7 +30,7 @@ impl Roof {
         let mut found = Vec::new();
         for (kind, layer) in reading.kinds.iter().enumerate() {
             let at: Vec<usize> = (0..reading.layers.len()).filter(|i| reading.layers[*i] == kind).collect();
-            let rows = self.layer(layer, at.len(), step);
+            let rows = self.layer(layer, at.len(), step, reading.cache_share(step.cache_bytes));
             found.push((format!("{} layers, such as {}", at.len(), at.first().unwrap_or(&0)), rows));
         }
         let (rows, h) = (step.batch as f64, reading.hidden as f64);
@@ -51,10 +51,10 @@ impl Roof {
     }
 
     /// The ops of a kind of layer, all of one name and scope together.
-    fn layer(&self, layer: &LayerWork, count: usize, step: &ModelStep) -> Vec<RooflineRow> {
+    fn layer(&self, layer: &LayerWork, count: usize, step: &ModelStep, cache: f64) -> Vec<RooflineRow> {
         let mut works: Vec<RooflineWork> = Vec::new();
         for op in &layer.ops {
-            let mut work = self.op(op, step);
+            let mut work = self.op(op, step, cache);
             let times = count as f64;
             for figure in [&mut work.matrix, &mut work.vector, &mut work.bytes, &mut work.expected] {
                 *figure *= times;
@@ -74,7 +74,8 @@ impl Roof {
         works.iter().map(|w| self.under(w)).collect()
     }
 
-    fn op(&self, op: &OpWork, step: &ModelStep) -> RooflineWork {
+    /// `cache` is what bytes of the reading's cache are multiplied by.
+    fn op(&self, op: &OpWork, step: &ModelStep, cache: f64) -> RooflineWork {
         let m = &self.machine;
         let cut = match (op.cut, op.class) {
             (false, _) => 1.0,
@@ -125,7 +126,7 @@ impl Roof {
                 let shared = if op.weight > 0.0 { 1.0 } else { cut };
                 work.matrix += batch * seen * op.flops_pair / cut;
                 work.vector = 0.0;
-                work.bytes += batch * cached * op.bytes_cached * (step.cache_bytes / 2.0) / shared;
+                work.bytes += batch * cached * op.bytes_cached * cache / shared;
                 work.bytes += ACTIVATION * op.weight / cut;
                 work.peak = m.peak_16;
                 // Single rows fill half of a tile at best.
