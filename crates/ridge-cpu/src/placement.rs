@@ -227,14 +227,14 @@ mod tests {
         assert_eq!(placement.nodes().collect::<Vec<_>>(), [0..6, 6..8]);
         assert_eq!(placement.cpus_of(7), [4, 5]);
         // A node that the process may not use, or that gets no thread, is none.
-        assert_eq!(on(2, 0..4, Binding::Nodes, 4).nodes().collect::<Vec<_>>(), [0..4]);
-        assert_eq!(Placement::on(&environment, Some(&usable), Binding::Nodes, 1).nodes().collect::<Vec<_>>(), [0..1]);
+        assert!(on(2, 0..4, Binding::Nodes, 4).nodes().eq(std::iter::once(0..4)));
+        assert!(Placement::on(&environment, Some(&usable), Binding::Nodes, 1).nodes().eq(std::iter::once(0..1)));
     }
 
     #[test]
     fn on_one_node_nothing_is_bound_unless_asked_for() {
         for placement in [on(1, 0..16, Binding::Nodes, 4), on(2, 0..16, Binding::Nothing, 4), Placement::anywhere(4)] {
-            assert_eq!(placement.nodes().collect::<Vec<_>>(), [0..4]);
+            assert!(placement.nodes().eq(std::iter::once(0..4)));
             assert!((0..4).all(|thread| placement.cpus_of(thread).is_empty()));
         }
         let (_root, environment) = machine(2, 8);

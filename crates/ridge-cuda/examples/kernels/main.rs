@@ -5,6 +5,8 @@
 
 #[path = "../../tests/common/cases.rs"]
 mod cases;
+#[path = "../../tests/common/few.rs"]
+mod few;
 mod sass;
 #[path = "../../tests/common/training.rs"]
 mod training;
@@ -85,10 +87,10 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         cases::codes_by_rows(),
         cases::blocks(),
         cases::experts(),
-        cases::routers(),
-        cases::gates_of_few(),
-        cases::sums_of_experts(),
-        cases::products_of_heads(),
+        few::routers(),
+        few::gates_of_few(),
+        few::sums_of_experts(),
+        few::products_of_heads(),
         cases::cache_writes(),
         cases::attentions(),
     ];

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::cases::{self, KernelCase};
 use crate::common::gpu;
+use crate::few;
 use crate::running::{run, same_bits};
 use crate::sparse;
 use crate::training;
@@ -151,16 +152,16 @@ fn experts_are_gated_and_added_in_one_launch() {
 #[test]
 fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
     let Some(gpu) = gpu() else { return };
-    hold(&gpu, &cases::routers());
-    hold(&gpu, &cases::gates_of_few());
-    hold(&gpu, &cases::sums_of_experts());
+    hold(&gpu, &few::routers());
+    hold(&gpu, &few::gates_of_few());
+    hold(&gpu, &few::sums_of_experts());
 }
 
 /// Whatever the number of rows, and on a machine without a GPU.
 #[test]
 fn groups_for_few_rows_are_made_of_parts_for_many() {
     let registry = CudaKernelRegistry::builtin();
-    let cases = [cases::routers(), cases::sums_of_experts(), cases::products_of_heads()];
+    let cases = [few::routers(), few::sums_of_experts(), few::products_of_heads()];
     let mut launched = [0, 0];
     for case in cases.iter().flatten() {
         let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
@@ -176,7 +177,7 @@ fn groups_for_few_rows_are_made_of_parts_for_many() {
 #[test]
 fn parts_of_a_stack_of_matrices_are_multiplied_where_they_lie() {
     let Some(gpu) = gpu() else { return };
-    hold(&gpu, &cases::products_of_heads());
+    hold(&gpu, &few::products_of_heads());
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod cases;
 mod common;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]
 mod decoder;
+#[path = "../common/few.rs"]
+mod few;
 #[path = "../../../ridge-runtime/tests/common/host_weights.rs"]
 mod host_weights;
 #[path = "../../../ridge-runtime/tests/common/in_flight.rs"]

@@ -5,11 +5,13 @@ mod benchmark;
 mod point;
 mod simulated;
 mod software;
+mod speculated;
 
 pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark};
 pub use point::{OperatingPoint, ServeLayout, Speculation, Traffic, decode_step, disaggregated, drafting, prefill};
 pub use simulated::simulated;
 pub use software::Software;
+pub use speculated::{speculated_tokens, speculation_speedup};
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.
 pub fn gpus_for(requests_per_second: f64, of_replica: f64, gpus: usize) -> usize {
@@ -20,20 +22,4 @@ pub fn gpus_for(requests_per_second: f64, of_replica: f64, gpus: usize) -> usize
 /// what is asked of them.
 pub fn dollars_per_million(price: f64, gpus: usize, tokens_per_second: f64) -> f64 {
     price * gpus as f64 / 3600.0 / tokens_per_second * 1e6
-}
-
-/// StepTokens that a verification yields on average when `drafts` are proposed and each is accepted with `acceptance` given
-/// that those before it were (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
-/// equation 1).
-pub fn speculated_tokens(acceptance: f64, drafts: usize) -> f64 {
-    if acceptance >= 1.0 {
-        return drafts as f64 + 1.0;
-    }
-    (1.0 - acceptance.powi(drafts as i32 + 1)) / (1.0 - acceptance)
-}
-
-/// How many times quicker speculation makes a memory-bound decode, with a draft that takes `cost` of a step of the model
-/// (theorem 3.8 of the same paper).
-pub fn speculation_speedup(acceptance: f64, drafts: usize, cost: f64) -> f64 {
-    speculated_tokens(acceptance, drafts) / (drafts as f64 * cost + 1.0)
 }

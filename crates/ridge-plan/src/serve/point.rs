@@ -3,6 +3,7 @@
 use ridge_models::StateGroup;
 use serde::Serialize;
 
+use super::speculated::speculated_tokens;
 use crate::comm::Collective;
 use crate::efficiency::Machine;
 use crate::ledger::Quantisation;
@@ -44,7 +45,7 @@ impl ServeLayout {
 
     /// Tokens that a step gives a sequence on average.
     pub fn tokens_per_step(&self) -> f64 {
-        self.speculation.map_or(1.0, |s| super::speculated_tokens(s.acceptance, s.drafts))
+        self.speculation.map_or(1.0, |s| speculated_tokens(s.acceptance, s.drafts))
     }
 }
 

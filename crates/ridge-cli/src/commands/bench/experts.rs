@@ -7,7 +7,7 @@ use ridge_models::ModelFiles;
 use serde_json::{Value, json};
 
 use super::args::BenchSettings;
-use super::report::median;
+use super::work::median;
 use crate::error::Result;
 use crate::output::{LoadProgress, Spinner, columns, count, grouped, print, print_json};
 

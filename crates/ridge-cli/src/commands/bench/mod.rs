@@ -13,6 +13,7 @@ mod serve;
 mod speculation;
 mod test;
 mod trace;
+mod work;
 
 use std::time::{Duration, Instant};
 
@@ -27,9 +28,10 @@ use ridge_runtime::Backend;
 
 pub(crate) use args::BenchArgs;
 use args::{BenchCommand, BenchSettings};
-use report::{BenchReport, BenchResult, GenerationLimit, PlacedBytes, StepWork};
+use report::{BenchReport, BenchResult, GenerationLimit, PlacedBytes};
 use speculation::{SpeculationCosts, SpeculationResult};
 use test::BenchTest;
+use work::StepWork;
 
 use crate::error::{Result, refused};
 use crate::output::{LoadProgress, Spinner, print, print_json, write_file};

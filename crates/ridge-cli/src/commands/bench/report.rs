@@ -2,8 +2,7 @@
 
 use ridge::DeviceRates;
 use ridge_graph::Role;
-use ridge_hw::roofline::Bound;
-use ridge_hw::units::{Bytes, Flops, Seconds};
+use ridge_hw::units::{Bytes, Seconds};
 use ridge_models::{Model, ModelFiles};
 use serde_json::{Value, json};
 
@@ -11,6 +10,7 @@ use super::args::BenchSettings;
 use super::ops;
 use super::speculation::SpeculationResult;
 use super::test::BenchTest;
+use super::work::{StepWork, median};
 use crate::output::{columns, count, grouped};
 
 /// The relative standard deviation above which runs are reported as noisy.
@@ -22,29 +22,6 @@ const EXCEEDED: f64 = 1.05;
 /// The warning about such a floor.
 const TOO_LOW: &str = "a floor is above the measured time, so the machine's rates were measured too low (it was busy \
                        meanwhile, or its clock changed): measure again on an idle machine\n";
-
-/// The costs of a test's steps, and the sum of their floors.
-#[derive(Default)]
-pub(super) struct StepWork {
-    pub(super) flops: f64,
-    pub(super) bytes: Bytes,
-    /// Bytes read from memory of the host.
-    pub(super) host: Bytes,
-    pub(super) floor: f64,
-}
-
-impl StepWork {
-    pub(super) fn add(&mut self, rates: &DeviceRates, flops: Flops, bytes: Bytes, host: Bytes) {
-        self.flops += flops.0;
-        self.bytes += bytes;
-        self.host += host;
-        self.floor += rates.floor(flops, bytes, host).as_f64();
-    }
-
-    fn bound(&self, rates: &DeviceRates) -> Bound {
-        rates.bound(Flops(self.flops), self.bytes, self.host)
-    }
-}
 
 /// The result of a test.
 pub(super) struct BenchResult {
@@ -58,14 +35,6 @@ pub(super) struct BenchResult {
     pub(super) ops: Vec<ops::OpTime>,
     /// What was drafted, where the model's module drafts.
     pub(super) speculation: Option<SpeculationResult>,
-}
-
-/// The median of one time or more.
-pub(super) fn median(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
 }
 
 impl BenchResult {

@@ -11,7 +11,7 @@ use ridge_hw::units::{Bytes, Flops, Seconds};
 use ridge_models::Model;
 use serde_json::{Value, json};
 
-use super::report::StepWork;
+use super::work::StepWork;
 use crate::error::Result;
 use crate::output::count;
 
@@ -170,7 +170,7 @@ impl SpeculationResult {
     /// The median over runs of the mean seconds of a step's part.
     fn seconds(&self, part: impl Fn(&DraftedRun) -> Duration) -> f64 {
         let each: Vec<f64> = self.runs.iter().map(|run| part(run).as_secs_f64() / run.steps.len() as f64).collect();
-        super::report::median(&each)
+        super::work::median(&each)
     }
 
     /// A line of the report.
