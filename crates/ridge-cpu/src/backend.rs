@@ -51,7 +51,8 @@ impl Cpu {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the operating system gives no threads, or `RIDGE_CPU_ISA` names an instruction set that this machine lacks.
+    /// When the operating system gives no threads, `RIDGE_CPU_ISA` names an instruction set that this machine lacks,
+    /// or `RIDGE_CPU_PLACEMENT` means nothing.
     pub fn new(options: CpuOptions) -> Result<Self> {
         let threads = options.threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_cores()).max(1);
         let failed = |e: std::io::Error| RuntimeError::Device {
@@ -75,6 +76,8 @@ impl Cpu {
         });
         let claims = registry.iter().map(|entry| entry.claim(&target)).collect();
         let placement = Placement::detect(threads).map_err(|why| RuntimeError::Device { backend: "cpu", why })?;
+        // Ranks of one process do not know of each other, and would share the first CPUs of each node.
+        let placement = if options.own_threads { Placement::anywhere(threads) } else { placement };
         let pool = ThreadPool::new(placement, options.own_threads).map_err(failed)?;
         let device = Arc::new(CpuDevice::new(pool, options.mesh, options.poison)?);
         Ok(Self { device, registry, claims })

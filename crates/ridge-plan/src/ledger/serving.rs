@@ -192,6 +192,7 @@ pub fn serving(
     let per_sequence = sequence_bytes(reading, m, context);
     let Some(room) = device_bytes.checked_sub(ledger.total()) else {
         let fits = |tp: usize| {
+            let module = reading.prediction.as_ref().map_or(0.0, |of| weight_bytes(of, tp, 1, m.ep, m.weights).0);
             let weights = weight_bytes(reading, tp, m.pp, m.ep, m.weights).0 + module;
             reading.heads.is_multiple_of(tp) && weights + workspace + margin < device_bytes.as_f64()
         };

@@ -73,6 +73,9 @@ impl StepBytes {
     }
 }
 
+/// Threads that plan steps at most, each of which holds a plan.
+const PLANNERS: usize = 8;
+
 /// A program that is compiled, but not bound to weights.
 pub(super) struct StepProgram {
     pub(super) program: Box<dyn Program>,
@@ -107,7 +110,7 @@ impl StepProgram {
                 .map(|tokens| self.bytes(model, StepExtents { tokens: *tokens, ..largest }))
                 .try_fold(MemoryBytes::default(), more)
         };
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(extents.len());
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(extents.len()).min(PLANNERS);
         thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(of_thread)).collect();
             let joined = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));

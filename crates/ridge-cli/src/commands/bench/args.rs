@@ -25,7 +25,7 @@ Examples:
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --batch 1,2,4,8,16       throughput over the batch size
   ridge bench --ops                    time of each op of a step
-  ridge bench --speculate mtp:2        generation with drafts of the model's own module
+  ridge bench --speculate mtp:2        drafts by the model's own module
   ridge bench --experts --model DIR --random-weights --batch 1,16,256
   ridge bench --calibrate this.toml    a file for `ridge plan --efficiency`
   ridge bench --trace step.json && ridge plan diagnose step.json
