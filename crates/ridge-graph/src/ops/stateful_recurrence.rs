@@ -5,7 +5,7 @@ use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Builder, Composite, Gradient, Var};
+use crate::graph::{Builder, Composite, Var};
 use crate::prim::Prim;
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
@@ -103,10 +103,6 @@ impl Composite for StatefulRecurrence {
         let state = of_recurrence.get(TABLE).cloned().unwrap_or_else(|| outputs[1].clone());
         let cost = self.prim().cost(&of_recurrence, &[outputs[0].clone(), state]);
         Cost { bytes_read: cost.bytes_read.clone() + &lines.bytes_read, ..cost }
-    }
-
-    fn gradient(&self) -> Gradient {
-        Gradient::None
     }
 
     /// By heads, which are the outer part of a line; q and k of one group go to all. Lines are flat, so not by values.
