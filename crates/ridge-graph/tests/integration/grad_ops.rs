@@ -1,6 +1,6 @@
 //! The gradient of every op in the registry, derived or explicit, against finite differences.
 
-use crate::support::gradients::{Inputs, check, finish_with_loss, floats, quantises, run, weighted_sum};
+use crate::support::gradients::{Inputs, check, differs_by_intent, finish_with_loss, floats, run, weighted_sum};
 use ridge_graph::conformance::{ONLY, is_selected};
 use ridge_graph::format::Format as _;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
@@ -65,7 +65,7 @@ fn plain(g: &Builder, var: Var) -> Result<Option<Var>> {
 fn check_sample(what: &str, sample: &Sample, place: Place, rng: &mut Rng) -> bool {
     let Op::Composite(op) = &sample.op else { panic!("{what}: the registry holds composites") };
     // The gradient of a quantisation is not that of the steps it makes; see below.
-    if matches!(op.gradient(), Gradient::None) || quantises(op) {
+    if matches!(op.gradient(), Gradient::None) || differs_by_intent(op) {
         return false;
     }
     let (mut wrt, mut inputs) = (Vec::new(), Inputs::new());

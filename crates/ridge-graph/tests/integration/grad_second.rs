@@ -1,6 +1,6 @@
 //! Derivatives along tangents, and of gradients, of every op in the registry against differences; loops; gradients of a user's own.
 
-use crate::support::gradients::{Inputs, check, finish_with_loss, floats, quantises, run, total, weighted_sum};
+use crate::support::gradients::{Inputs, check, differs_by_intent, finish_with_loss, floats, run, total, weighted_sum};
 use ridge_graph::conformance::{ONLY, is_selected};
 use ridge_graph::grad::gradient;
 use ridge_graph::ops::{StraightThrough, UserGradient, registry};
@@ -10,7 +10,7 @@ use ridge_graph::{Bindings, Builder, DType, Gradient, Graph, GraphError, Op, Res
 /// The loss of a sample in main, and the names of its float inputs; `None` if it has no gradient.
 fn with_loss(sample: &Sample, rng: &mut Rng) -> Option<(Graph, Inputs, Vec<String>)> {
     let Op::Composite(op) = &sample.op else { panic!("the registry holds composites") };
-    let straight = quantises(op) || op.downcast::<StraightThrough>().is_some();
+    let straight = differs_by_intent(op) || op.downcast::<StraightThrough>().is_some();
     if matches!(op.gradient(), Gradient::None) || straight || sample.types().iter().any(|ty| ty.state) {
         return None;
     }

@@ -1,17 +1,19 @@
 //! Gradients against finite differences, in f64.
 
 use ridge_graph::grad::{Differentiated, float_weights, gradient};
-use ridge_graph::ops::{AdamW, Fp8Linears, Fp8LinearsBackward, Quantize, QuantizeDelayed};
+use ridge_graph::ops::{AdamW, Fp8Linears, Fp8LinearsBackward, Quantize, QuantizeDelayed, StatefulRecurrence};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, CompositeRef, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type,
     Value, Var, evaluate,
 };
 
-/// Is the gradient of `op` by intent not that of the steps it makes? Those are tested by themselves, in `grad_ops.rs` and
-/// `fp8.rs`.
-pub(crate) fn quantises(op: &CompositeRef) -> bool {
-    op.downcast::<Quantize>().is_some()
+/// Is the gradient of `op` by intent not that of all it makes? Steps of quantisation pass cotangents as if there were none, which is tested
+/// in `grad_ops.rs` and `fp8.rs`; states that are written to lines of a table pass none, and what a recurrence over them gives is
+/// tested where models are trained (`training_graph.rs` of ridge-models).
+pub(crate) fn differs_by_intent(op: &CompositeRef) -> bool {
+    op.downcast::<StatefulRecurrence>().is_some()
+        || op.downcast::<Quantize>().is_some()
         || op.downcast::<QuantizeDelayed>().is_some()
         || op.downcast::<Fp8Linears>().is_some()
         || op.downcast::<Fp8LinearsBackward>().is_some()
