@@ -8,7 +8,8 @@
 // Defines: WARPS of a block; COLUMNS; D, a 16-bit float; DIM; SHARE, query heads of a key head; CAUSAL; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP;
 // SAVING, whether logarithms of sums are given; FOR_KEYS, whose cotangents a block of the gradient makes;
 // IF_SCATTERED, whether another kernel takes sequences whose tokens follow each other; DROPPED, 0 or 1, whether shares are dropped
-// whose 12 random bits are below THRESHOLD, and the others multiplied by KEPT.
+// whose 12 random bits are below THRESHOLD, and the others multiplied by KEPT; IN_BLOCKS, 0 or the tokens of a block of sequences that are
+// longer than DENSE, of which tokens see the first and the last block and those beside their own, and the first block with shares of e^MORE.
 // Numbers: tokens, query heads.
 
 #ifndef WARPS
@@ -21,6 +22,9 @@
 #define CHUNKS (DIM / 8)
 #define SIDE_BYTES (COLUMNS * DIM * 2)
 #define MASKED -1.0e30f
+#ifndef IN_BLOCKS
+#define IN_BLOCKS 0
+#endif
 #define LOG2_E 1.44269504088896340736f
 
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * CHUNKS + (c ^ (r & 7))) * 16; }
@@ -158,6 +162,28 @@ __device__ inline bool sees(int q, int k) {
     return (!CAUSAL || k <= q) && (WINDOW == 0 || k > q - WINDOW);
 }
 
+#if IN_BLOCKS
+// A sequence that is seen by blocks: where it begins, and the number of its last block.
+struct Sequence {
+    int from, last;
+    bool dense;
+    __device__ Sequence(const int* bounds, int tokens, int id) {
+        from = bounds[2 * (id % tokens)];
+        const int length = bounds[2 * (id % tokens) + 1] - from;
+        last = (length - 1) / IN_BLOCKS;
+        dense = length <= DENSE;
+    }
+    __device__ int block(int token) const { return (token - from) / IN_BLOCKS; }
+    // Do tokens of this block see all?
+    __device__ bool sees_all(int block) const { return dense || block == 0 || block == last; }
+    // Do tokens of blocks `low` to `high`, none of which sees all, see one of the COLUMNS tokens from `start` on?
+    __device__ bool reaches(int low, int high, int start) const {
+        const int least = max(0, block(max(start, from))), most = block(start + COLUMNS - 1);
+        return least == 0 || most >= last || (most >= low - 1 && least <= high + 1);
+    }
+};
+#endif
+
 // The id of all of a warp's rows, or -1 where they have several.
 __device__ inline int common_id(const int* mine) {
     const int id = __shfl_sync(0xffffffffu, mine[0], 0);
@@ -193,12 +219,31 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
     const int common = common_id(my_id), row0 = token + warp * 16;
     const float factor = factor_of(scale);
     float value[DIM / 8][4] = {}, most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f};
+#if IN_BLOCKS
+    const Sequence my_sequence[2] = {{bounds, tokens, max(my_id[0], 0)}, {bounds, tokens, max(my_id[1], 0)}};
+    const int my_block[2] = {my_sequence[0].block(mine[0]), my_sequence[1].block(mine[1])};
+#endif
 
     int first, end;
     reach(ids, bounds, tokens, token, token + count - 1, first, end);
     if (CAUSAL) end = min(end, token + count);
     if (WINDOW > 0) first = max(first, token - WINDOW + 1);
     first = first / COLUMNS * COLUMNS;
+#if IN_BLOCKS
+    // Keys are passed over that none of the block's tokens sees, if these are of one sequence.
+    const int block_id = ids[token];
+    const bool of_one = block_id >= 0 && ids[token + count - 1] == block_id;
+    const Sequence sequence(bounds, tokens, max(block_id, 0));
+    const int low = sequence.block(token), high = sequence.block(token + count - 1);
+    const bool skips = of_one && !sequence.dense && low > 0 && high < sequence.last;
+    auto after = [&](int start) {
+        do start += COLUMNS;
+        while (skips && start < end && !sequence.reaches(low, high, start));
+        return start;
+    };
+#else
+    auto after = [&](int start) { return start + COLUMNS; };
+#endif
     const i64 stride = (i64)keys * DIM;
     const D::Raw *of_k = k + (i64)key * DIM, *of_v = v + (i64)key * DIM;
     auto load = [&](int start, int half) {
@@ -208,10 +253,11 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
     };
     if (first < end) load(first, 0);
     int half = 0;
-    for (int start = first; start < end; start += COLUMNS, half ^= 1) {
+    for (int start = first, next; start < end; start = next, half ^= 1) {
         copies_wait<0>();
         __syncthreads();
-        if (start + COLUMNS < end) load(start + COLUMNS, half ^ 1);
+        next = after(start);
+        if (next < end) load(next, half ^ 1);
         float score[COLUMNS / 8][4] = {};
         multiply(score, query, base + half * 2 * SIDE_BYTES, lane);
 #if SOFTCAP
@@ -221,7 +267,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
             for (int i = 0; i < 4; ++i) score[c][i] = scored(score[c][i], scale);
 #endif
         const bool whole = all_of(ids, common, start, end) && (!CAUSAL || start + COLUMNS <= row0 + 1)
-            && (WINDOW == 0 || start > row0 + 15 - WINDOW);
+            && (WINDOW == 0 || start > row0 + 15 - WINDOW) && !IN_BLOCKS;
         if (!whole) {
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c) {
@@ -229,7 +275,15 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
                 const int id[2] = {column < end ? ids[column] : -1, column + 1 < end ? ids[column + 1] : -1};
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1] && sees(mine[i >> 1], column + (i & 1));
+                    bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1] && sees(mine[i >> 1], column + (i & 1));
+#if IN_BLOCKS
+                    if (seen && !my_sequence[i >> 1].sees_all(my_block[i >> 1])) {
+                        const Sequence& of = my_sequence[i >> 1];
+                        const int block = of.block(column + (i & 1));
+                        seen = block == 0 || block == of.last || abs(block - my_block[i >> 1]) <= 1;
+                        if (block == 0) score[c][i] += MORE / scale;
+                    }
+#endif
                     if (!seen) score[c][i] = MASKED;
                 }
             }

@@ -94,7 +94,7 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         cases::cache_writes(),
         cases::attentions(),
     ];
-    let training = [training::attentions(), training::gradients()];
+    let training = [training::attentions(), training::attentions_in_blocks(), training::gradients()];
     for case in cases.into_iter().chain(training).flatten() {
         let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
         let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();

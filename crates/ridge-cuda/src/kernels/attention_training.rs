@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ridge_graph::ops::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
+use ridge_graph::ops::{BlockSparseAttention, RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
 use ridge_graph::{Composite, DType, Dim, Function};
 
 use super::attention::{PROMPT, PROMPT_ARCH, PROMPT_COLUMNS, set_shared};
@@ -30,6 +30,12 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         CudaKernelEntry::new(name, pattern, |body| supports::<RaggedAttentionBackward>(body, |op| &op.0), backward)
     };
     vec![
+        CudaKernelEntry::new(
+            "block_sparse_attention",
+            "block_sparse_attention(q, k, v, seq_ids, positions)",
+            |body| fits_tiles(body) && composite::<BlockSparseAttention>(body).is_some_and(|op| op.scale > 0.0),
+            in_blocks,
+        ),
         plain("ragged_attention", "ragged_attention(q, k, v, seq_ids)"),
         plain("ragged_attention_dropped", "ragged_attention(q, k, v, seq_ids, key, heads)"),
         saving("ragged_attention_saving", "ragged_attention_saving(q, k, v, seq_ids)"),
@@ -42,12 +48,17 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     ]
 }
 
-/// Heads of 64 or 128 elements of 16 bits, in which tiles are laid out, whose windows have one side.
-fn supports<T: Composite>(body: &Function, of: impl Fn(&T) -> &RaggedAttention) -> bool {
+/// Heads of 64 or 128 elements of 16 bits, in which tiles are laid out.
+fn fits_tiles(body: &Function) -> bool {
     let q = &body.args[0].ty;
     let fits = matches!(q.dtype, DType::BF16 | DType::F16) && matches!(q.shape.0[2].as_const(), Some(64 | 128));
-    let heads = q.shape.0[1].as_const().is_some_and(|heads| heads > 0) && q.shape.0[1] != Dim::from(0);
-    fits && heads && composite::<T>(body).map(of).is_some_and(|op| op.scale > 0.0 && (op.causal || op.window.is_none()))
+    fits && q.shape.0[1].as_const().is_some_and(|heads| heads > 0) && q.shape.0[1] != Dim::from(0)
+}
+
+/// Such heads, whose windows have one side.
+fn supports<T: Composite>(body: &Function, of: impl Fn(&T) -> &RaggedAttention) -> bool {
+    fits_tiles(body)
+        && composite::<T>(body).map(of).is_some_and(|op| op.scale > 0.0 && (op.causal || op.window.is_none()))
 }
 
 /// How a block works.
@@ -89,6 +100,8 @@ const CONSUMER_ROWS: usize = 64 * CONSUMERS;
 
 struct AttentionCall<'a> {
     op: &'a RaggedAttention,
+    /// What of it is by blocks of tokens.
+    blocks: Option<&'a BlockSparseAttention>,
     tokens: usize,
     heads: usize,
     keys: usize,
@@ -99,7 +112,15 @@ struct AttentionCall<'a> {
 impl<'a> AttentionCall<'a> {
     fn new(spec: &CudaKernelSpec<'_>, op: &'a RaggedAttention) -> Self {
         let (q, k) = (&spec.inputs[0], &spec.inputs[1]);
-        Self { op, tokens: q.shape[0], heads: q.shape[1], keys: k.shape[1], dim: q.shape[2], dtype: q.dtype }
+        Self {
+            op,
+            blocks: None,
+            tokens: q.shape[0],
+            heads: q.shape[1],
+            keys: k.shape[1],
+            dim: q.shape[2],
+            dtype: q.dtype,
+        }
     }
 
     fn source(&self, entry: &str, also: &[(&'static str, String)], text: &KernelText<'_>) -> Arc<CudaSource> {
@@ -132,7 +153,7 @@ impl<'a> AttentionCall<'a> {
     fn training(&self, entry: &str, saving: bool, for_keys: bool, scattered: bool, tiling: Tiling) -> Arc<CudaSource> {
         let flag = |on: bool| u8::from(on).to_string();
         let dropout = self.op.share_dropout();
-        let also = [
+        let mut also = vec![
             ("DROPPED", flag(self.drops())),
             ("THRESHOLD", dropout.map_or(0, |dropout| dropout.threshold).to_string()),
             ("KEPT", format!("{:e}f", dropout.map_or(1.0, |dropout| dropout.scale))),
@@ -142,6 +163,13 @@ impl<'a> AttentionCall<'a> {
             ("COLUMNS", tiling.columns.to_string()),
             ("WARPS", tiling.warps.to_string()),
         ];
+        if let Some(blocks) = self.blocks {
+            also.extend([
+                ("IN_BLOCKS", blocks.block.min(1 << 30).to_string()),
+                ("DENSE", blocks.dense_tokens().min(1 << 30).to_string()),
+                ("MORE", format!("{:e}f", (blocks.repeats as f64).ln_1p())),
+            ]);
+        }
         self.source(entry, &also, &TRAINING)
     }
 
@@ -300,6 +328,20 @@ fn forward(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     } else {
         kernel.actions.extend(tiles(false)?);
     }
+    Ok(kernel)
+}
+
+fn in_blocks(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let blocks = spec.composite::<BlockSparseAttention>().ok_or("no attention in the group")?;
+    let op = RaggedAttention::new(blocks.scale, blocks.pairs.clone());
+    let call = AttentionCall { blocks: Some(blocks), ..AttentionCall::new(spec, &op) };
+    let mut kernel = call.bounds();
+    let mut args = vec![input(0), input(1), input(2), input(3), scratch(0), scratch(call.flag_offset())];
+    let scale = LaunchArg::Float(op.scale as f32);
+    args.extend([output(0), output(0), scale, numbers(&[call.tokens, call.heads])]);
+    let source = call.training("attention_forward", false, false, false, FORWARD);
+    kernel.actions.extend(call.tiles(source, call.heads, FORWARD, args)?);
+    kernel.scratch = call.bounds_bytes();
     Ok(kernel)
 }
 

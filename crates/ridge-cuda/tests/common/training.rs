@@ -1,9 +1,9 @@
 //! Graphs of training at whose sizes hand-written kernels change their ways.
 
 use ridge_graph::ops::{
-    CrossEntropyBackward, CrossEntropySaving, LinearCrossEntropy, LinearCrossEntropySaving, LinearInputGradient,
-    LinearWeightGradient, NormInputGradient, NormWeightGradient, RaggedAttention, RaggedAttentionBackward,
-    RaggedAttentionSaving, SumRows,
+    BlockSparseAttention, CrossEntropyBackward, CrossEntropySaving, LinearCrossEntropy, LinearCrossEntropySaving,
+    LinearInputGradient, LinearWeightGradient, NormInputGradient, NormWeightGradient, RaggedAttention,
+    RaggedAttentionBackward, RaggedAttentionSaving, SumRows,
 };
 use ridge_graph::sample::Rng;
 use ridge_graph::{Builder, DType, Result, Sym, Tensor, Type, Var};
@@ -90,6 +90,42 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
         add(DType::F16, dim, [2, 1], &[150, 40], &causal);
         let dropped = RaggedAttention { dropout: 0.25, ..causal.clone() };
         add(DType::BF16, dim, [4, 2], &[200, 1, 70, 29], &dropped);
+    }
+    cases
+}
+
+/// Attention by blocks over sequences of fewer and more tokens than see each other, in tiles that begin where sequences do not.
+pub(crate) fn attentions_in_blocks() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let all = [
+        (DType::BF16, 64, [2, 2], 64, 1, vec![900]),
+        (DType::BF16, 64, [2, 1], 16, 2, vec![37, 500, 144, 145, 3]),
+        (DType::F16, 128, [1, 1], 24, 0, vec![10, 650]),
+        (DType::BF16, 128, [2, 2], 7, 3, vec![400, 77, 78]),
+        (DType::BF16, 64, [1, 1], 200, 0, vec![1, 1200]),
+    ];
+    for (dtype, dim, [heads, keys], block, repeats, lengths) in all {
+        let pairs = Sym::new("pairs");
+        let op = BlockSparseAttention { scale: 1.0 / (dim as f64).sqrt(), block, repeats, pairs };
+        let of = |each: fn(usize, usize) -> i64, last: i64| {
+            let numbers = lengths.iter().enumerate().flat_map(|(id, n)| (0..*n).map(move |at| each(id, at)));
+            let numbers: Vec<i64> = numbers.chain([last, last]).collect();
+            Tensor::int(DType::I32, &[numbers.len()], numbers)
+        };
+        let (ids, positions) = (of(|id, _| id as i64, -1), of(|_, at| at as i64, 0));
+        let tokens = ids.shape[0];
+        let what = format!("{dtype}, {heads} and {keys} heads of {dim}, {lengths:?} in blocks of {block}");
+        let mut case = case("block_sparse_attention", &what, |g| {
+            let mut inputs = Vec::new();
+            for (name, heads) in [("q", heads), ("k", keys), ("v", keys)] {
+                inputs.push(g.step_input(name, Type::tensor(dtype, [tokens, heads, dim]))?);
+            }
+            inputs.push(g.step_input("ids", ids.ty())?);
+            inputs.push(g.step_input("positions", positions.ty())?);
+            g.composite(op.clone(), &inputs)
+        });
+        case.given = vec![("ids", ids), ("positions", positions)];
+        cases.push(case);
     }
     cases
 }

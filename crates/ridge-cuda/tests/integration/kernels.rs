@@ -203,6 +203,7 @@ fn sparse_attention_and_its_index() {
 fn attention_without_a_cache_and_its_gradient() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &training::attentions());
+    hold(&gpu, &training::attentions_in_blocks());
 }
 
 #[test]
