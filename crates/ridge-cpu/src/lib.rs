@@ -34,6 +34,7 @@ mod amx;
 mod backend;
 mod bucket;
 mod bytes;
+mod cores;
 mod device;
 mod fused;
 mod gate;
@@ -63,6 +64,7 @@ mod weight;
 
 pub use backend::{Cpu, CpuOptions};
 pub use bytes::Pod;
+pub use cores::default_threads;
 pub use io::{KernelIo, KernelOutput};
 pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Preparation};
 pub use parts::{PartKernel, part_kernel};

@@ -39,8 +39,10 @@ pub struct Cpu {
     pub features: Features,
     /// Memory of the whole machine.
     pub memory: Option<Memory>,
-    /// Cores that the operating system lets this process run on ([`std::thread::available_parallelism`]).
+    /// CPUs that the operating system lets this process run on ([`std::thread::available_parallelism`]).
     pub affinity: Option<usize>,
+    /// Cores of which this process may use a CPU at least.
+    pub allowed_cores: Option<usize>,
     /// What control groups (a container's limits) leave.
     pub allowance: Allowance,
 }
@@ -76,20 +78,34 @@ impl Cpu {
             features: Features::detect(&info.flags),
             memory: environment.read("/proc/meminfo").and_then(|text| parse_meminfo(&text)),
             affinity,
+            allowed_cores: environment
+                .read("/proc/self/status")
+                .and_then(|status| {
+                    topology::parse_cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
+                })
+                .map(|allowed| {
+                    topology::cores(environment)
+                        .iter()
+                        .filter(|core| core.iter().any(|cpu| allowed.contains(cpu)))
+                        .count()
+                })
+                .filter(|cores| *cores > 0),
             allowance: Allowance::detect(environment),
             vendor: info.vendor,
             model: info.model,
         }
     }
 
-    /// How many threads can run at once: the least of the affinity and the container's quota, at least one.
+    /// How many threads can run at once, each on a core of its own: the least of the CPUs and cores that the process may use
+    /// and the container's quota, at least one.
     ///
     /// A quota of 2.5 cores gives 2: a third thread would be throttled half of the time, and its siblings would wait
     /// for it at every barrier.
     pub fn usable_cores(&self) -> usize {
         let affinity = self.affinity.or(self.logical_cores).unwrap_or(1);
         let quota = self.allowance.cores.map_or(usize::MAX, |cores| cores.floor() as usize);
-        affinity.min(quota).max(1)
+        let cores = self.allowed_cores.unwrap_or(usize::MAX);
+        affinity.min(cores).min(quota).max(1)
     }
 
     /// Memory that this process may ever hold: the machine's, or the container's limit if that is less.
@@ -159,6 +175,18 @@ mod tests {
         assert_eq!(limited("400000 100000\n").usable_cores(), 4);
         assert_eq!(limited("max 100000\n").usable_cores(), 8);
         assert_eq!(limited("1600000 100000\n").usable_cores(), 8);
+    }
+
+    #[test]
+    fn cpus_of_one_core_have_one_thread() {
+        let tree = Tree::new([("/proc/self/status", "Name:\tridge\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n")]);
+        for cpu in 0..8 {
+            let folder = format!("/sys/devices/system/cpu/cpu{cpu}/topology");
+            tree.file(&format!("{folder}/core_cpus_list"), &format!("{}-{}\n", cpu / 2 * 2, cpu / 2 * 2 + 1));
+        }
+        // CPUs 0 and 1 are of one core, CPU 2 of another.
+        let cpu = Cpu::detect_in(&tree.environment([]), Some(3));
+        assert_eq!((cpu.allowed_cores, cpu.usable_cores()), (Some(2), 2));
     }
 
     #[test]
