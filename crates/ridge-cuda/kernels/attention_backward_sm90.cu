@@ -19,6 +19,8 @@
 // Tokens are padded with ones of no sequence, so that a tile's statistics are all there.
 #define PADDED(tokens) (((tokens) + 255) / 256 * 256)
 #define MASKED -1.0e30f
+// Windows reach to both sides where tokens see those behind them.
+#define BOTH_SIDES (WINDOW > 0 && !CAUSAL)
 #define LOG2E 1.44269504088896340736f
 
 __device__ inline float power(float x) {
@@ -128,9 +130,11 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                     if (FOR_KEYS) {
                         if (CAUSAL) from = max(from, item.token);
                         if (WINDOW > 0) to = min(to, last - 1 + WINDOW);
+                        if (BOTH_SIDES) from = max(from, item.token - WINDOW + 1);
                     } else {
                         if (CAUSAL) to = min(to, last);
                         if (WINDOW > 0) from = max(from, item.token - WINDOW + 1);
+                        if (BOTH_SIDES) to = min(to, last - 1 + WINDOW);
                     }
                     item.first = from / COLUMNS * COLUMNS;
                     item.end = to;
@@ -258,8 +262,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 barrier_wait(right_full + 8 * stage, parity);
                 product(change, row[1], at_right);
                 // Are all of the tile's tokens of the rows' sequence, and seen?
-                bool whole = common >= 0 && (FOR_KEYS ? (!CAUSAL || start >= row0 + 15) && (WINDOW == 0 || start + COLUMNS - 1 < row0 + WINDOW)
-                    : (!CAUSAL || start + COLUMNS <= row0 + 1) && (WINDOW == 0 || start > row0 + 15 - WINDOW));
+                const bool below = start + COLUMNS - 1 < row0 + WINDOW, above = start > row0 + 15 - WINDOW;
+                bool whole = common >= 0 && (!CAUSAL || (FOR_KEYS ? start >= row0 + 15 : start + COLUMNS <= row0 + 1))
+                    && (WINDOW == 0 || (BOTH_SIDES ? below && above : FOR_KEYS ? below : above));
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c += 32) whole = whole && ring_ids[stage][c + lane] == common;
                 whole = __all_sync(~0u, whole);
@@ -280,7 +285,8 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                         for (int i = 0; i < 4; ++i) {
                             const int p = c * 8 + pair * 2 + (i & 1), other = start + p, row_token = mine[i >> 1], id = ring_ids[stage][p];
                             const int from = FOR_KEYS ? other : row_token, to = FOR_KEYS ? row_token : other;
-                            const bool seen = id >= 0 && id == my_id[i >> 1] && (!CAUSAL || to <= from) && (WINDOW == 0 || to > from - WINDOW);
+                            const bool seen = id >= 0 && id == my_id[i >> 1] && (!CAUSAL || to <= from) && (WINDOW == 0 || to > from - WINDOW)
+                                && (!BOTH_SIDES || to < from + WINDOW);
                             if (!seen) score[c * 4 + i] = MASKED;
                         }
                 }

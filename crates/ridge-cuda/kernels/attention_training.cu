@@ -22,12 +22,20 @@
 #define CHUNKS (DIM / 8)
 #define SIDE_BYTES (COLUMNS * DIM * 2)
 #define MASKED -1.0e30f
+// Windows reach to both sides where tokens see those behind them.
+#define BOTH_SIDES (WINDOW > 0 && !CAUSAL)
 #ifndef IN_BLOCKS
 #define IN_BLOCKS 0
 #endif
 #define LOG2_E 1.44269504088896340736f
 
-__device__ inline u32 chunk(int r, int c) { return (u32)(r * CHUNKS + (c ^ (r & 7))) * 16; }
+// Where chunk c of 16 bytes of row r lies: lines of 128 bytes have a part of a row, a row or two, their chunks in an order that differs
+// between neighbours, so that the rows of a matrix are in different banks.
+__device__ inline u32 chunk(int r, int c) {
+    constexpr int together = CHUNKS < 8 ? 8 / CHUNKS : 1;
+    const int line = r / together;
+    return (u32)(line * CHUNKS * together + (((r % together) * CHUNKS + c) ^ (line & 7))) * 16;
+}
 
 __device__ inline float power(float x) {
     float y;
@@ -159,7 +167,7 @@ __device__ inline float factor_of(float scale) { return SOFTCAP ? LOG2_E : scale
 
 // Does query `q` see key `k`, of equal ids?
 __device__ inline bool sees(int q, int k) {
-    return (!CAUSAL || k <= q) && (WINDOW == 0 || k > q - WINDOW);
+    return (!CAUSAL || k <= q) && (WINDOW == 0 || k > q - WINDOW) && (!BOTH_SIDES || k < q + WINDOW);
 }
 
 #if IN_BLOCKS
@@ -228,6 +236,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
     reach(ids, bounds, tokens, token, token + count - 1, first, end);
     if (CAUSAL) end = min(end, token + count);
     if (WINDOW > 0) first = max(first, token - WINDOW + 1);
+    if (BOTH_SIDES) end = min(end, token + count - 1 + WINDOW);
     first = first / COLUMNS * COLUMNS;
 #if IN_BLOCKS
     // Keys are passed over that none of the block's tokens sees, if these are of one sequence.
@@ -267,7 +276,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void atten
             for (int i = 0; i < 4; ++i) score[c][i] = scored(score[c][i], scale);
 #endif
         const bool whole = all_of(ids, common, start, end) && (!CAUSAL || start + COLUMNS <= row0 + 1)
-            && (WINDOW == 0 || start > row0 + 15 - WINDOW) && !IN_BLOCKS;
+            && (WINDOW == 0 || start > row0 + 15 - WINDOW) && (!BOTH_SIDES || start + COLUMNS - 1 < row0 + WINDOW) && !IN_BLOCKS;
         if (!whole) {
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c) {
@@ -392,11 +401,13 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void atten
 #if FOR_KEYS
     if (CAUSAL) first = max(first, token);
     if (WINDOW > 0) end = min(end, token + count - 1 + WINDOW);
+    if (BOTH_SIDES) first = max(first, token - WINDOW + 1);
     fragments(row[0], k + token * k_stride + (i64)key * DIM, k_stride, warp * 16 + upper, count, pair);
     fragments(row[1], v + token * k_stride + (i64)key * DIM, k_stride, warp * 16 + upper, count, pair);
 #else
     if (CAUSAL) end = min(end, token + count);
     if (WINDOW > 0) first = max(first, token - WINDOW + 1);
+    if (BOTH_SIDES) end = min(end, token + count - 1 + WINDOW);
 #endif
     first = first / COLUMNS * COLUMNS;
     for (int head = FOR_KEYS ? key * SHARE : blockIdx.y; head < (FOR_KEYS ? (key + 1) * SHARE : (int)blockIdx.y + 1); ++head) {
@@ -441,8 +452,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void atten
             float score[COLUMNS / 8][4] = {}, change[COLUMNS / 8][4] = {};
             multiply(score, row[0], at_left, lane);
             multiply(change, row[1], at_right, lane);
-            const bool inside = FOR_KEYS ? (!CAUSAL || start >= row0 + 15) && (WINDOW == 0 || start + COLUMNS - 1 < row0 + WINDOW)
-                : (!CAUSAL || start + COLUMNS <= row0 + 1) && (WINDOW == 0 || start > row0 + 15 - WINDOW);
+            const bool below = start + COLUMNS - 1 < row0 + WINDOW, above = start > row0 + 15 - WINDOW;
+            const bool inside = (!CAUSAL || (FOR_KEYS ? start >= row0 + 15 : start + COLUMNS <= row0 + 1))
+                && (WINDOW == 0 || (BOTH_SIDES ? below && above : FOR_KEYS ? below : above));
             const bool whole = all_of(ids, common, start, end) && inside;
 #if DROPPED && !FOR_KEYS
             u32 words[4];

@@ -48,17 +48,15 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     ]
 }
 
-/// Heads of 64 or 128 elements of 16 bits, in which tiles are laid out.
+/// Heads of 32, 64 or 128 elements of 16 bits, in which tiles are laid out.
 fn fits_tiles(body: &Function) -> bool {
     let q = &body.args[0].ty;
-    let fits = matches!(q.dtype, DType::BF16 | DType::F16) && matches!(q.shape.0[2].as_const(), Some(64 | 128));
+    let fits = matches!(q.dtype, DType::BF16 | DType::F16) && matches!(q.shape.0[2].as_const(), Some(32 | 64 | 128));
     fits && q.shape.0[1].as_const().is_some_and(|heads| heads > 0) && q.shape.0[1] != Dim::from(0)
 }
 
-/// Such heads, whose windows have one side.
 fn supports<T: Composite>(body: &Function, of: impl Fn(&T) -> &RaggedAttention) -> bool {
-    fits_tiles(body)
-        && composite::<T>(body).map(of).is_some_and(|op| op.scale > 0.0 && (op.causal || op.window.is_none()))
+    fits_tiles(body) && composite::<T>(body).map(of).is_some_and(|op| op.scale > 0.0)
 }
 
 /// How a block works.
@@ -216,9 +214,10 @@ impl<'a> AttentionCall<'a> {
         }
     }
 
-    /// Do the kernels of Hopper drop no shares, and can they number the tokens and heads?
+    /// Are the kernels of Hopper for such heads, do they drop no shares, and can they number the tokens and heads?
     fn fits_hopper(&self) -> bool {
-        !self.drops()
+        self.dim >= 64
+            && !self.drops()
             && self.tokens > 0
             && self.tokens <= i32::MAX as usize - 512
             && self.heads * self.dim <= i32::MAX as usize

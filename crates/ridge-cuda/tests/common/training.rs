@@ -77,7 +77,7 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
             g.composite(RaggedAttentionBackward(op.clone()), &inputs)
         });
     };
-    for dim in [64, 128] {
+    for dim in [32, 64, 128] {
         let both = RaggedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"));
         let causal = RaggedAttention { causal: true, ..both.clone() };
         let window = RaggedAttention { window: Some(70), ..causal.clone() };
@@ -86,6 +86,8 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
         add(DType::BF16, dim, [2, 2], &[513], &causal);
         add(DType::BF16, dim, [3, 1], &[64, 128, 65, 127], &both);
         add(DType::BF16, dim, [2, 1], &[300, 90], &window);
+        let sides = RaggedAttention { window: Some(70), ..both.clone() };
+        add(DType::BF16, dim, [4, 2], &[300, 90, 1, 69], &sides);
         add(DType::BF16, dim, [2, 2], &[130, 7, 9], &capped);
         add(DType::F16, dim, [2, 1], &[150, 40], &causal);
         let dropped = RaggedAttention { dropout: 0.25, ..causal.clone() };
@@ -101,6 +103,7 @@ pub(crate) fn attentions_in_blocks() -> Vec<KernelCase> {
         (DType::BF16, 64, [2, 2], 64, 1, vec![900]),
         (DType::BF16, 64, [2, 1], 16, 2, vec![37, 500, 144, 145, 3]),
         (DType::F16, 128, [1, 1], 24, 0, vec![10, 650]),
+        (DType::BF16, 32, [3, 3], 40, 1, vec![450, 9]),
         (DType::BF16, 128, [2, 2], 7, 3, vec![400, 77, 78]),
         (DType::BF16, 64, [1, 1], 200, 0, vec![1, 1200]),
     ];
