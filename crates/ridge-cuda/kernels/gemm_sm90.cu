@@ -392,7 +392,7 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
             for (int s = 0; s < own;) {
 #if SCALED
                 // Products of codes are added up in f32 after so many slices.
-                const int until = min(s + PROMOTE, own);
+                const int until = PROMOTE == 1 ? s + 1 : PROMOTE < own - s ? s + PROMOTE : own;
                 Accumulated sums[1][COLUMNS / 2];
 #else
                 const int until = own;
