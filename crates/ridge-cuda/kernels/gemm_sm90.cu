@@ -1,6 +1,8 @@
-// A product on Hopper's tensor cores: [m, k] x [n, k]^T, summed in f32 in the order of k, of 16-bit floats or, if SCALED, of
-// codes of E4M3 with a scale for each row of both sides. Tensor cores add products of codes with fewer bits than f32 has, so
-// the sums of some slices are added up in f32.
+// A product on Hopper's tensor cores: [m, k] x [n, k]^T, summed in f32 in the order of k, of 16-bit floats or, if SCALED, of 8-bit
+// codes with scales: SCALED is BY_ROWS for a scale for each row of both sides, and BY_BLOCKS for one for each 128 elements of a row of
+// the left side and for each block of 128 x 128 of the right sides. Tensor cores add products of 8-bit floats with fewer bits than f32
+// has, so the sums of some slices are added up in f32, with scales of blocks those of each slice, which is as deep as a block (as in
+// DeepSeek's DeepGEMM). Integers are summed exactly.
 // Floor: 2 m n k FLOPs over the tensor cores' peak, or the bytes of both sides and the result over bandwidth.
 // A block makes tiles of ROWS x COLUMNS, one after another: the first warp copies slices of DEPTH of both sides into a
 // ring of STAGES, and each of CONSUMERS warpgroups multiplies 64 rows of every tile or, with ALTERNATE, every other tile,
@@ -11,14 +13,17 @@
 // make tiles of the same columns in neighbouring rows, and each copies half of the right side's slices for both.
 // COUNT right sides have a result each.
 // The first slices of the right sides, which are weights, are copied before earlier launches have ended.
-// Numbers: m, k, and n of each right side. D of 16-bit operands and results, SCALED, CONSUMERS, COLUMNS, STAGES, ALTERNATE, SPLIT, PAIR, COUNT, ADD, SWIGLU and OUT_WIDE, whether
+// Numbers: m, k, and n of each right side. D of 16-bit operands and results, SCALED, CODE of codes, F8E4M3 or I8 (by rows alone), CONSUMERS, COLUMNS, STAGES, ALTERNATE, SPLIT, PAIR, COUNT, ADD, SWIGLU, BIAS (of codes, with BIAS_TYPE) and OUT_WIDE, whether
 // the result is in f32, come from the instance; n and k divide by 8, k of codes by 16. For other architectures it is empty, and is not launched.
 
+#define BY_ROWS 1
+#define BY_BLOCKS 2
 #if SCALED
-typedef F8E4M3 Operand;
+typedef CODE Operand;
 #else
 typedef D Operand;
 #endif
+typedef Accumulator<Operand>::Of Accumulated;
 // Bytes of a row of a slice, which is swizzled so, and the elements of it.
 #define LINE 128
 #define DEPTH (LINE / (int)sizeof(Operand::Raw))
@@ -33,7 +38,12 @@ typedef D Operand;
 #define BAND (PAIR ? 2 * ROWS : ROWS)
 // Slices of codes whose products tensor cores add up. With sums of 128 elements, one slice, a product of depth 4096 is off by 0.19 %
 // with a gate, its rounding to bf16 included, with these by 0.23 %, and with all of them 0.38 %; adding up costs 5 to 10 % of the rate.
-#define PROMOTE 4
+#define PROMOTE (!Operand::is_float ? 1 << 30 : SCALED == BY_BLOCKS ? 1 : 4)
+// Columns of a tile that are within a block of the right side, pieces of a side of a tile, and those of all its sides.
+#define BLOCK 128
+#define PIECE (WIDTH % 128 == 0 ? 128 : WIDTH % 64 == 0 ? 64 : 32)
+#define SIDES (SWIGLU ? 2 : 1)
+#define PIECES (SIDES * WIDTH / PIECE)
 
 __device__ inline u32 pack(float low, float high) { return Mma<D>::pack(low, high); }
 __device__ inline float low(u32 x) { return D::load((u16)x); }
@@ -45,8 +55,62 @@ __device__ inline float gated(float gate, float up) { return gate * op_sigmoid(g
 #define SHARE (COLUMNS / SPLIT)
 
 struct Outputs { void* out[COUNT]; };
-// Scales of rows of the left side, and of those of each right side.
-struct RowScales { const float* left; const float* right[SWIGLU ? 2 : COUNT]; };
+// Scales of the left side, and of each right side; then biases, where there are any.
+struct Scales {
+    const float* left;
+    const float* right[SWIGLU ? 2 : COUNT];
+#if BIAS
+    const BIAS_TYPE::Raw* bias[COUNT];
+#endif
+};
+
+#if SCALED == BY_BLOCKS
+// Scales of one slice: of a thread's two rows, and of the pieces of a tile's columns.
+struct SliceScales {
+    float left[2], right[PIECES];
+};
+
+// Where the scales of a tile are; each has `slices` along the depth.
+struct TileScales {
+    const float* left[2];
+    const float* right[PIECES];
+    __device__ TileScales(const float* left_side, const float* const* right_sides, i64 row, i64 column, i64 m, i64 n, int slices, int begin) {
+#pragma unroll
+        // What lies outside scales nothing that is stored.
+        for (int half = 0; half < 2; ++half) left[half] = left_side + min(row + 8 * half, m - 1) * slices + begin;
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) {
+            const i64 at = min(column + p % (PIECES / SIDES) * PIECE, n - 1);
+            right[p] = right_sides[p / (PIECES / SIDES)] + at / BLOCK * slices + begin;
+        }
+    }
+    __device__ static float read(const float* at) {
+        float x;
+        // Volatile, so that it is issued here, a slice ahead of its use.
+        asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(at));
+        return x;
+    }
+    __device__ void of(SliceScales& scales, int s) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) scales.left[half] = read(left[half] + s);
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) scales.right[p] = read(right[p] + s);
+    }
+};
+
+// Adds the sums of a slice.
+__device__ inline void promote(float* d, const float* sums, const SliceScales& scales) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+        const float factors[2] = {scales.left[0] * scales.right[p], scales.left[1] * scales.right[p]};
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; ++i) {
+            float& sum = d[p * (PIECE / 2) + i];
+            sum = fmaf(sums[p * (PIECE / 2) + i], factors[i / 2 % 2], sum);
+        }
+    }
+}
+#endif
 
 // Where tile `t` begins: rows in groups, columns within a group, and of which right side.
 struct Tiles {
@@ -79,9 +143,9 @@ struct Tiles {
 // A warpgroup's sums to memory; `left` and `right` are scales, `up` those of the other matrix of a gate.
 __device__ inline void store(
     float* d, void* out, const void* r, i64 row, i64 column, i64 m, i64 n, int lane,
-    const float* left, const float* right, const float* up
+    const float* left, const float* right, const float* up, const void* bias
 ) {
-#if SCALED
+#if SCALED == BY_ROWS
     // Many at once, so that their latencies overlap; what lies outside scales nothing that is stored.
     const int last_row = (int)(m - 1), pairs = (int)((n - column) / 2) - 1;
     const float of_rows[2] = {left[min((int)row + lane / 4, last_row)], left[min((int)row + lane / 4 + 8, last_row)]};
@@ -113,6 +177,18 @@ __device__ inline void store(
                 s[WIDTH / 2 + 1] *= of_rows[half] * of_up[j].y;
 #endif
             }
+    }
+#endif
+#if BIAS
+#pragma unroll
+    for (int j = 0; j < WIDTH / SPLIT / 8; ++j) {
+        const i64 c = min(column + 8 * j + 2 * (lane % 4), n - 2);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float more = at<BIAS_TYPE>(bias, c + e);
+            d[4 * j + e] += more;
+            d[4 * j + 2 + e] += more;
+        }
     }
 #endif
 #pragma unroll
@@ -168,11 +244,11 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
 #endif
     const Outputs outputs, const void* __restrict__ r, const Numbers<2 + COUNT> n
 #if SCALED
-    , const RowScales scales
+    , const Scales scales
 #endif
 ) {
 #if !SCALED
-    const RowScales scales = {};
+    const Scales scales = {};
 #endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ u8 shared[];
@@ -284,10 +360,30 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
         for (u32 t = first_tile + turn * stride; t < tiles.all(); t += turns * stride) {
             int row, column, side;
             tiles.of(t, row, column, side);
+            const i64 first = row + (PAIR ? rank * ROWS : 0) + part * 64 + threadIdx.x / 32 % 4 * 16;
+            void* out = outputs.out[0];
+            i64 columns = n.v[2];
+            const float* right[SIDES] = {scales.right[0]};
+            if (SWIGLU) right[SIDES - 1] = scales.right[SIDES - 1];
+            const void* bias = nullptr;
+#if BIAS
+            bias = scales.bias[0];
+#pragma unroll
+            for (int i = 1; i < COUNT; ++i)
+                if (side == i) bias = scales.bias[i];
+#endif
+#pragma unroll
+            for (int i = 1; i < COUNT; ++i)
+                if (side == i) out = outputs.out[i], columns = n.v[2 + i], right[0] = scales.right[i];
             float d[PARTS][COLUMNS / 2];
 #if SCALED
 #pragma unroll
             for (int i = 0; i < COLUMNS / 2; ++i) d[0][i] = 0.0f;
+#endif
+#if SCALED == BY_BLOCKS
+            const TileScales of_tile(scales.left, right, first + lane / 4, column, n.v[0], columns, slices, begin);
+            SliceScales of_slice, of_next;
+            of_tile.of(of_next, 0);
 #endif
 #if ALTERNATE
             // A slice is waited for when the one before it in its place has come: parity tells no more.
@@ -296,8 +392,8 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
             for (int s = 0; s < own;) {
 #if SCALED
                 // Products of codes are added up in f32 after so many slices.
-                const int until = min(s + PROMOTE, own);
-                float sums[1][COLUMNS / 2];
+                const int until = PROMOTE == 1 ? s + 1 : PROMOTE < own - s ? s + PROMOTE : own;
+                Accumulated sums[1][COLUMNS / 2];
 #else
                 const int until = own;
                 auto& sums = d;
@@ -316,6 +412,10 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
                         for (int i = 0; i < PARTS; ++i)
                             Wgmma<Operand, COLUMNS>::of(sums[i], x + i * (64 * LINE >> 4) + 2 * k, w + 2 * k, s > first || k > 0);
                     products_end();
+#if SCALED == BY_BLOCKS
+                    of_slice = of_next;
+                    of_tile.of(of_next, min(s + 1, own - 1));
+#endif
                     // The slice before is multiplied now, and its place in the ring free.
                     products_wait<1>();
                     if (s > first) slice_read((at - 1) % STAGES);
@@ -324,19 +424,17 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
                 slice_read((at - 1) % STAGES);
 #if SCALED
                 products_done<COLUMNS / 2>(sums[0]);
+#if SCALED == BY_BLOCKS
+                promote(d[0], sums[0], of_slice);
+#else
 #pragma unroll
-                for (int i = 0; i < COLUMNS / 2; ++i) d[0][i] += sums[0][i];
+                for (int i = 0; i < COLUMNS / 2; ++i)
+                    // Integers are summed at once.
+                    d[0][i] = Operand::is_float ? d[0][i] + sums[0][i] : (float)sums[0][i];
+#endif
 #endif
             }
             at += (turns - 1) * own;
-            const i64 first = row + (PAIR ? rank * ROWS : 0) + part * 64 + threadIdx.x / 32 % 4 * 16;
-            void* out = outputs.out[0];
-            i64 columns = n.v[2];
-            const float* right = scales.right[0];
-#pragma unroll
-            for (int i = 1; i < COUNT; ++i)
-                if (side == i) out = outputs.out[i], columns = n.v[2 + i], right = scales.right[i];
-            const float* up = scales.right[SWIGLU ? 1 : 0];
 #pragma unroll
             for (int i = 0; i < PARTS; ++i) products_done<COLUMNS / 2>(d[i]);
 #if SPLIT > 1
@@ -382,12 +480,12 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
 #pragma unroll
                 for (int other = 0; other < SPLIT; ++other)
                     if (other != rank) arrive_remote(of_rank(parts_free, other));
-            store(total, out, r, first, column + rank * SHARE, n.v[0], columns, lane, scales.left, right, up);
+            store(total, out, r, first, column + rank * SHARE, n.v[0], columns, lane, scales.left, right[0], right[SIDES - 1], bias);
             ++nth;
 #else
 #pragma unroll
             for (int i = 0; i < PARTS; ++i)
-                store(d[i], out, r, first + 64 * i, column, n.v[0], columns, lane, scales.left, right, up);
+                store(d[i], out, r, first + 64 * i, column, n.v[0], columns, lane, scales.left, right[0], right[SIDES - 1], bias);
 #endif
         }
     }

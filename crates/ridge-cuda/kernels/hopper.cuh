@@ -143,10 +143,21 @@ template <int N> __device__ inline void products_done(float* d) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }
+template <int N> __device__ inline void products_done(int* d) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i]) :: "memory");
+}
+// What sums of products are.
+template <class D> struct Accumulator { typedef float Of; };
+template <> struct Accumulator<I8> { typedef int Of; };
 
 #define SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUMS_16(d, i) SUMS_4(d, i), SUMS_4(d, i + 4), SUMS_4(d, i + 8), SUMS_4(d, i + 12)
 #define SUMS_32(d, i) SUMS_16(d, i), SUMS_16(d, i + 16)
+// The same of integers.
+#define WHOLE_4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define WHOLE_16(d, i) WHOLE_4(d, i), WHOLE_4(d, i + 4), WHOLE_4(d, i + 8), WHOLE_4(d, i + 12)
+#define WHOLE_32(d, i) WHOLE_16(d, i), WHOLE_16(d, i + 16)
 
 // d += a b^T, or d = a b^T where `add` is 0: a is 64 x 16, b COLUMNS x 16, d in f32; of the warpgroup's thread t in warp w
 // d[4 j + i] is at row 16 w + t % 32 / 4 + 8 (i / 2), column 8 j + 2 (t % 4) + i % 2.
@@ -177,11 +188,27 @@ WGMMAS(F16, "f16")
                 ", p, 1, 1;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
         } \
     };
+#define PLACES_HALF "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 "
 WGMMA_8(64, PLACES_0, "%32", "%33", "%34", SUMS_32(d, 0))
-WGMMA_8(96, PLACES_0 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 ", "%48", "%49", "%50",
-    SUMS_32(d, 0), SUMS_16(d, 32))
+WGMMA_8(96, PLACES_0 ", " PLACES_HALF, "%48", "%49", "%50", SUMS_32(d, 0), SUMS_16(d, 32))
 WGMMA_8(128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", SUMS_32(d, 0), SUMS_32(d, 32))
 WGMMA_8(192, PLACES_0 ", " PLACES_1 ", " PLACES_2, "%96", "%97", "%98", SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64))
+
+// Of 8-bit integers, summed exactly.
+#define WGMMA_INTEGERS(COLUMNS, PLACES, A, B, ADD, ...) \
+    template <> struct Wgmma<I8, COLUMNS> { \
+        __device__ static void of(int* d, u64 a, u64 b, int add) { \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n" \
+                "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.s32.s8.s8 {" PLACES "}, " A ", " B \
+                ", p;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
+        } \
+    };
+WGMMA_INTEGERS(64, PLACES_0, "%32", "%33", "%34", WHOLE_32(d, 0))
+WGMMA_INTEGERS(96, PLACES_0 ", " PLACES_HALF, "%48", "%49", "%50", WHOLE_32(d, 0), WHOLE_16(d, 32))
+WGMMA_INTEGERS(128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", WHOLE_32(d, 0), WHOLE_32(d, 32))
+WGMMA_INTEGERS(192, PLACES_0 ", " PLACES_1 ", " PLACES_2, "%96", "%97", "%98", WHOLE_32(d, 0), WHOLE_32(d, 32), WHOLE_32(d, 64))
+WGMMA_INTEGERS(256, PLACES_0 ", " PLACES_1 ", " PLACES_2 ", " PLACES_3, "%128", "%129", "%130", WHOLE_32(d, 0), WHOLE_32(d, 32),
+    WHOLE_32(d, 64), WHOLE_32(d, 96))
 
 // As above, with a in registers, as mma.sync takes it for each warp's 16 rows, and b 16 x COLUMNS (`swizzled_columns`).
 template <class D, int COLUMNS> struct WgmmaRows;

@@ -1,30 +1,9 @@
 // Codes with scales of rows or of groups of them: of a tensor, of its norm, perhaps after a residual addition, or of the gate
 // of an MLP. Floor: what is quantised read twice, the second time from cache, and its codes written once.
 // A block makes a row. Defines: D of x, r and the sum; W of the norm's weight; SOURCE, 0 for x itself, 1 for its norm, 2 for
-// the norm of its sum with r, 3 for x as the gate of r; INT8, 1 for integers; E5M2, 1 for those floats; 0 and 0 for E4M3; WHOLE, 1 where a row shares a
-// scale; TENSOR, 1 where all do; VECTORS of 8 that a thread of `quantize_row` holds, 0 for the others. Numbers: elements of a row, of a group.
-
-// As the meaning has it: where an element lies just between two codes every operation counts.
-__device__ inline u8 code_of(float x, float amax, float scale) {
-#if INT8
-    float divisor = amax == 0.0f ? 1.0f : amax;
-    float nearest = floorf(x * (127.0f / 128.0f) / divisor * 128.0f + 0.5f);
-    if (nearest != nearest) return 0;
-    return (u8)(i8)(int)fminf(fmaxf(nearest, -127.0f), 127.0f);
-#elif E5M2
-    return code_of_e5m2(x / (scale == 0.0f ? 1.0f : scale));
-#else
-    return code_of_f8(x / (scale == 0.0f ? 1.0f : scale));
-#endif
-}
-
-__device__ inline float scale_of(float amax) { return amax / (INT8 ? 127.0f : E5M2 ? 57344.0f : 448.0f); }
-
-// The largest magnitude over a warp; NaN if there is one.
-__device__ inline float largest(float x) {
-    for (int step = 16; step > 0; step >>= 1) x = op_max(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
-}
+// the norm of its sum with r, 3 for x as the gate of r; CODE of codes, I8, F8E4M3 or F8E5M2; WHOLE, 1 where a row shares a
+// scale; TENSOR, 1 where all do; VECTORS of 8 that a thread of `quantize_row` holds, 0 for the others; LANES of such threads that share a
+// scale, where a row does not. Numbers: elements of a row, of a group.
 
 #if TENSOR
 // The largest magnitude of all, as the bits of a float that is not negative: NaN is above all numbers.
@@ -34,7 +13,7 @@ extern "C" __global__ void amax_of(const D::Raw* __restrict__ x, u32* __restrict
     after_others();
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
         most = op_max(fabsf(D::load(x[i])), most);
-    most = largest(most);
+    most = largest_of<32>(most);
     if ((threadIdx.x & 31) == 0) atomicMax(amax, most != most ? 0x7fc00000u : __float_as_uint(most));
 }
 
@@ -45,10 +24,10 @@ extern "C" __global__ void quantize_all(
     after_others();
     // Volatile: the compiler moves a plain load of a constant address to before the wait, and would read what the launch before
     // has not written yet.
-    const float most = __uint_as_float(amax[0]), scale = scale_of(most);
+    const float most = __uint_as_float(amax[0]), scale = Coder<CODE>::scale_of(most);
     if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
-        codes[i] = code_of(D::load(x[i]), most, scale);
+        codes[i] = Coder<CODE>::of(D::load(x[i]), most, scale);
 }
 
 // For values up to `amax`, an earlier largest magnitude; of 0 the scale is 1.
@@ -57,10 +36,10 @@ extern "C" __global__ void quantize_delayed(
 ) {
     others_may_begin();
     after_others();
-    const float most = amax[0], scale = most > 0.0f ? scale_of(most) : 1.0f;
+    const float most = amax[0], scale = most > 0.0f ? Coder<CODE>::scale_of(most) : 1.0f;
     if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
-        codes[i] = code_of(D::load(x[i]), most, scale);
+        codes[i] = Coder<CODE>::of(D::load(x[i]), most, scale);
 }
 #elif VECTORS
 // A row of 16-bit floats that shares a scale is held in registers: up to VECTORS vectors of 8 elements of each thread.
@@ -110,6 +89,7 @@ extern "C" __global__ __launch_bounds__(256) void quantize_row(
         for (int j = 0; j < 8; ++j) value[i][j] = D::wrap(value[i][j] * unit * W::load(__ldg(weight + at + j)));
     }
 #endif
+#if WHOLE
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -118,15 +98,30 @@ extern "C" __global__ __launch_bounds__(256) void quantize_row(
         for (int j = 0; j < 8; ++j) most = op_max(fabsf(value[i][j]), most);
     }
     most = block_reduce<Max>(most, shared);
-    const float scale = scale_of(most);
+    const float scale = Coder<CODE>::scale_of(most);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+#else
+    const i64 groups = (row + LANES * 8 - 1) / (LANES * 8);
+#endif
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int at = (threadIdx.x + i * blockDim.x) * 8;
-        if (at >= row) break;
+#if !WHOLE
+        // Lanes that lie together have a group; those behind the row have nothing.
+        if (i * blockDim.x * 8 >= row) break;
+        float most = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) most = op_max(at < row ? fabsf(value[i][j]) : 0.0f, most);
+        most = largest_of<LANES>(most);
+        const float scale = Coder<CODE>::scale_of(most);
+#endif
+        if (at >= row) continue;
+#if !WHOLE
+        if (threadIdx.x % LANES == 0) scales[blockIdx.x * groups + at / (LANES * 8)] = scale;
+#endif
         union { uint2 whole; u8 part[8]; } c;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) c.part[j] = code_of(value[i][j], most, scale);
+        for (int j = 0; j < 8; ++j) c.part[j] = Coder<CODE>::of(value[i][j], most, scale);
         *(uint2*)(codes + base + at) = c.whole;
     }
 }
@@ -168,19 +163,19 @@ extern "C" __global__ void quantize(
     float most = 0.0f;
     for (int i = threadIdx.x; i < row; i += blockDim.x) most = op_max(fabsf(value(i)), most);
     most = block_reduce<Max>(most, shared);
-    const float scale = scale_of(most);
+    const float scale = Coder<CODE>::scale_of(most);
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
-    for (int i = threadIdx.x; i < row; i += blockDim.x) codes[base + i] = code_of(value(i), most, scale);
+    for (int i = threadIdx.x; i < row; i += blockDim.x) codes[base + i] = Coder<CODE>::of(value(i), most, scale);
 #else
     const int groups = (row + group - 1) / group, lane = threadIdx.x & 31;
     for (int g = threadIdx.x >> 5; g < groups; g += blockDim.x >> 5) {
         const int end = min((g + 1) * group, row);
         float most = 0.0f;
         for (int i = g * group + lane; i < end; i += 32) most = op_max(fabsf(value(i)), most);
-        most = largest(most);
-        const float scale = scale_of(most);
+        most = largest_of<32>(most);
+        const float scale = Coder<CODE>::scale_of(most);
         if (lane == 0) scales[(i64)blockIdx.x * groups + g] = scale;
-        for (int i = g * group + lane; i < end; i += 32) codes[base + i] = code_of(value(i), most, scale);
+        for (int i = g * group + lane; i < end; i += 32) codes[base + i] = Coder<CODE>::of(value(i), most, scale);
     }
 #endif
 }

@@ -71,6 +71,15 @@ template <> struct Mma<F16> {
     }
 };
 
+// d += a b for 8-bit integers: a is 16x32, b 32x8, d 16x8 in i32.
+struct MmaIntegers {
+    __device__ static void of(int* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    }
+};
+
 // Of four lanes that each hold pair `lane % 4` of four blocks, each gets all pairs of block `lane % 4`.
 __device__ inline void quad_transpose(u32* v, int lane) {
     const bool odd = lane & 1, high = lane & 2;

@@ -430,7 +430,7 @@ impl CudaDriver {
         self.check(code, &format!("give a kernel {bytes} bytes of shared memory"))
     }
 
-    /// What the copy engine is told of an array of 8-bit or 16-bit floats: extents from the innermost on, strides in bytes of all axes
+    /// What the copy engine is told of an array of 8-bit codes or 16-bit floats: extents from the innermost on, strides in bytes of all axes
     /// but that one, and boxes of `tile`, swizzled by 128 bytes.
     pub(crate) fn tensor_map<const RANK: usize>(
         &self,
@@ -443,7 +443,7 @@ impl CudaDriver {
         assert_eq!(strides.len() + 1, RANK, "a stride for each axis but the first");
         // CU_TENSOR_MAP_DATA_TYPE_UINT8, _FLOAT16 and _BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_L2_128B.
         let number = match dtype {
-            DType::F8E4M3 => 0,
+            DType::F8E4M3 | DType::I8 => 0,
             DType::F16 => 6,
             _ => 9,
         };

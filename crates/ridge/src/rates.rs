@@ -43,15 +43,13 @@ impl DeviceRates {
         now("measuring memory");
         let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads)?.read(threads, BUDGET);
         now("measuring matrix products");
-        Ok(Self {
-            memory,
-            host_link: None,
-            arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)?,
-        })
+        let rounded = of_prompts(&model.graph) == Some(CodeType::Int8);
+        let activations = if rounded { Activations::Int8 } else { Activations::Exact };
+        Ok(Self { memory, host_link: None, arithmetic: matmul(model.activations, activations, threads, BUDGET)? })
     }
 
-    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights, or of fp8 where
-    /// its prompts round to it.
+    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights, or of 8-bit codes where
+    /// its prompts round to them.
     ///
     /// # Errors
     /// When there is no sheet of that GPU, or it has no rate for the dtype.
@@ -59,7 +57,11 @@ impl DeviceRates {
         let sheet = DeviceSpec::find(gpu.trim_start_matches("NVIDIA "))
             .map_err(|why| refused(gpu, format!("has no specification sheet: {why}")))?;
         let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
-        let precision = if of_prompts(&model.graph) == Activations::F8 { Precision::Fp8 } else { Precision::Bf16 };
+        let precision = match of_prompts(&model.graph) {
+            Some(CodeType::Int8) => Precision::Int8,
+            Some(CodeType::F8E4M3 | CodeType::F8E5M2) => Precision::Fp8,
+            None => Precision::Bf16,
+        };
         let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&precision) };
         let Some(arithmetic) = rate.cloned() else {
             let why = format!("the sheet of {} has no matrix-product rate to compare with", sheet.name);
@@ -107,16 +109,10 @@ fn refused(gpu: &str, why: String) -> Error {
     Error::Device { device: gpu.to_owned(), why }
 }
 
-/// How products by weights in formats take the tokens of prompts.
-fn of_prompts(graph: &Graph) -> Activations {
-    let nodes = graph.functions.iter().flat_map(|f| &f.nodes);
-    let codes = nodes.into_iter().find_map(|node| match &node.op {
+/// What products of the tokens of prompts take activations as, if they round them.
+fn of_prompts(graph: &Graph) -> Option<CodeType> {
+    graph.functions.iter().flat_map(|f| &f.nodes).find_map(|node| match &node.op {
         Op::Composite(op) => op.downcast::<Quantize>().map(|quantize| quantize.format.codes),
         _ => None,
-    });
-    match codes {
-        Some(CodeType::Int8) => Activations::Int8,
-        Some(CodeType::F8E4M3 | CodeType::F8E5M2) => Activations::F8,
-        None => Activations::Exact,
-    }
+    })
 }

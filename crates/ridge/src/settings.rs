@@ -51,7 +51,7 @@ impl ActivationMode {
     /// How products on a GPU take activations.
     pub fn on_gpu(self) -> Activations {
         match self {
-            Self::Auto => Activations::F8,
+            Self::Auto => Activations::Matched,
             Self::Int8 | Self::Exact => Activations::Exact,
         }
     }

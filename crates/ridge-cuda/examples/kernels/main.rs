@@ -1,10 +1,12 @@
 //! Compiles the kernels of every op of the registry for the architectures given, without a GPU, and prints what each
 //! needs. Exit code 1 when one does not compile, spills, or lacks in its machine code what it claims; 3 when there is no NVRTC.
 //!
-//! `cargo run -p ridge-cuda --example kernels -- sm_80 sm_89 sm_90a`
+//! `cargo run -p ridge-cuda --example kernels -- sm_80 sm_89 sm_90a`, or with names of kernels behind the architectures for those alone
 
 #[path = "../../tests/common/cases.rs"]
 mod cases;
+#[path = "../../tests/common/codes.rs"]
+mod codes;
 #[path = "../../tests/common/few.rs"]
 mod few;
 mod sass;
@@ -34,7 +36,7 @@ struct Needs {
 }
 
 fn main() -> ExitCode {
-    let archs: Vec<String> = std::env::args().skip(1).collect();
+    let (archs, only): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with("sm_"));
     let nvrtc = match Nvrtc::find(&Nvidia::detect()) {
         Ok(nvrtc) => nvrtc,
         Err(why) => {
@@ -43,7 +45,10 @@ fn main() -> ExitCode {
         }
     };
     let instances = match instances() {
-        Ok(instances) => instances,
+        Ok(mut instances) => {
+            instances.retain(|source| only.is_empty() || only.iter().any(|name| **name == *source.entry));
+            instances
+        }
         Err(why) => {
             println!("{why}");
             return ExitCode::from(1);
@@ -83,8 +88,8 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
     let cases = [
         cases::linears(),
         cases::norms(),
-        cases::quantised(),
-        cases::codes_by_rows(),
+        codes::quantised(),
+        codes::linears_of_codes(),
         cases::blocks(),
         cases::experts(),
         few::routers(),

@@ -79,7 +79,7 @@ pub(crate) fn check(
     let listing = String::from_utf8_lossy(&listed.stdout);
     let depths = depths(&listing);
     for needed in claim.needs.iter().filter(|needed| !(through_registers && **needed == "LDGSTS")) {
-        let deepest = depths.iter().filter(|(name, _)| name.starts_with(needed)).map(|(_, depth)| *depth).max();
+        let deepest = depths.iter().filter(|(name, _)| is(name, needed)).map(|(_, depth)| *depth).max();
         if deepest.is_none_or(|depth| depth < claim.depth) {
             return Err(format!("{entry} for {arch}: no {needed} in a loop of depth {}, but {deepest:?}", claim.depth));
         }
@@ -88,6 +88,16 @@ pub(crate) fn check(
         Some((name, _)) => Err(format!("{entry} for {arch}: has {name}")),
         None => Ok(()),
     }
+}
+
+/// Is the instruction `name` what is needed? Products of 8-bit floats and of integers by whole warpgroups have names of their own.
+fn is(name: &str, needed: &str) -> bool {
+    let others: &[&str] = match needed {
+        "HGMMA" => &["QGMMA", "IGMMA"],
+        "HMMA" => &["IMMA"],
+        _ => &[],
+    };
+    others.iter().chain([&needed]).any(|needed| name.starts_with(needed))
 }
 
 /// The instructions of a listing, each with the number of loops that it is in: ranges from a label to a branch back to it.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
 use ridge_graph::{Arg, DType, Function, Op};
 
@@ -16,10 +17,13 @@ use crate::kernel::{
 use crate::prims::{MatrixProduct, product};
 
 /// The weights are prefetched; see [`DeviceAction::Launch`].
-pub(super) const ROWS: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/norm.cuh"), include_str!("../../kernels/linear_rows.cu")))
-        .with_tiles()
-        .early_launch();
+pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/norm.cuh"),
+    include_str!("../../kernels/scaled.cuh"),
+    include_str!("../../kernels/linear_rows.cu")
+))
+.with_tiles()
+.early_launch();
 pub(super) const AFTER: KernelText<'_> = KernelText::new(include_str!("../../kernels/linear_after.cu")).early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
@@ -51,7 +55,9 @@ const DEEP: usize = 4096;
 /// What begins in scratch memory begins at a multiple of this many bytes.
 pub(super) const ALIGN: usize = 256;
 
-/// Bytes of a block's ring, as the text has it.
+/// Rows that a block which streams weights makes at most.
+pub(super) const MAX_ROWS: usize = 16;
+/// Bytes of a block's ring.
 pub(super) const RING: u32 = 64 << 10;
 
 /// How the kernel that streams weights has x.
@@ -59,10 +65,37 @@ pub(super) const RING: u32 = 64 << 10;
 pub(super) enum StreamedX {
     /// Elements, as those of the weights.
     Plain,
-    /// Codes with scales of rows, as those of the weights.
-    Codes,
+    /// Codes, for weights in this format.
+    Codes(ScaledFormat),
     /// One row of elements, which becomes codes on the way.
-    Quantised,
+    Quantised(ScaledFormat),
+}
+
+impl StreamedX {
+    /// `SCALED` of the text: of rows, or of blocks of a weight.
+    pub(super) fn scaled(self) -> &'static str {
+        match self {
+            Self::Plain => "0",
+            Self::Codes(w) | Self::Quantised(w) if w.scales == ScaleLayout::Block => "2",
+            Self::Codes(_) | Self::Quantised(_) => "1",
+        }
+    }
+
+    /// `CODE` of the text.
+    pub(super) fn code(self) -> &'static str {
+        match self {
+            Self::Plain => "F8E4M3",
+            Self::Codes(w) | Self::Quantised(w) => name(w.codes.dtype()),
+        }
+    }
+
+    /// Bytes of a block's shared memory behind its ring, for `sides` weights and rows of `depth`, so many of which become codes on the way.
+    pub(super) fn shared(self, sides: usize, quantised: usize, depth: usize) -> usize {
+        let (Self::Codes(w) | Self::Quantised(w)) = self else { return 0 };
+        let across = if w.scales == ScaleLayout::Block { depth.div_ceil(BLOCK) } else { 1 };
+        // The text's `line`: rows of codes begin in different banks.
+        ((sides + quantised) * across * 4).next_multiple_of(16) + quantised * (depth.next_multiple_of(128) + 64)
+    }
 }
 
 /// What is done to the product.
@@ -206,15 +239,16 @@ impl<'a> LinearCall<'a> {
         }
     }
 
-    /// A launch of `source` with so much shared memory, which may ask for weights before the launch ahead has ended.
+    /// A launch of `source`, a block of which makes up to `block_rows` rows, with so much shared memory, which may ask for weights before the launch ahead has ended.
     pub(super) fn streaming_launch(
         &self,
         source: Arc<CudaSource>,
+        block_rows: usize,
         threads: u32,
         shared_bytes: u32,
         args: Vec<LaunchArg>,
     ) -> Result<CudaKernel, String> {
-        let mut launch = grid(source, [self.column_blocks(), 1, 1], threads, args)?;
+        let mut launch = grid(source, [self.column_blocks(), self.rows.div_ceil(block_rows), 1], threads, args)?;
         for action in &mut launch.actions {
             if let DeviceAction::Launch { shared, prefetched, .. } = action {
                 *shared = shared_bytes;
@@ -229,7 +263,7 @@ impl<'a> LinearCall<'a> {
         let dtype = self.x().dtype;
         matches!(dtype, DType::BF16 | DType::F16)
             && self.weights().iter().all(|w| w.dtype == dtype)
-            && (1..=16).contains(&self.rows)
+            && (1..=MAX_ROWS).contains(&self.rows)
             && self.depth.is_multiple_of(8)
             && self.depth > 0
     }
@@ -255,7 +289,7 @@ impl<'a> LinearCall<'a> {
             if on_the_way { (CudaKernel::default(), (OperandSlot::Input(self.x), 0)) } else { self.normed()? };
         let norm_threads = if on_the_way { threads } else { 0 };
         let source = self.rows_source(StreamedX::Plain, warps, norm_threads);
-        let launch = self.streaming_launch(source, 32 * warps, RING, self.streaming_args(x))?;
+        let launch = self.streaming_launch(source, MAX_ROWS, 32 * warps, RING, self.streaming_args(x))?;
         kernel.actions.extend(launch.actions);
         Ok(kernel)
     }
@@ -265,9 +299,12 @@ impl<'a> LinearCall<'a> {
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let defines = [
             ("D", name(self.x().dtype)),
-            ("SCALED", flag(x != StreamedX::Plain)),
-            ("QUANTISE", flag(x == StreamedX::Quantised)),
-            ("ROWS", &*self.rows.next_power_of_two().max(8).to_string()),
+            ("GROUPED", "0"),
+            ("SCALED", x.scaled()),
+            ("CODE", x.code()),
+            ("QUANTISE", flag(matches!(x, StreamedX::Quantised(_)))),
+            ("RING", &*RING.to_string()),
+            ("ROWS", &*self.rows.next_power_of_two().clamp(8, MAX_ROWS).to_string()),
             ("WARPS", &*warps.to_string()),
             ("COUNT", &*self.count.to_string()),
             ("ADD", flag(self.after == LinearEpilogue::Add)),

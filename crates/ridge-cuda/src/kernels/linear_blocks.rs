@@ -204,8 +204,8 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
     ];
     let staged = if one { linears.depth * linears.x().dtype.size_bytes() } else { 0 };
     let source = CudaSource::new("linear_blocks", &defines, &ROWS);
-    let launch =
-        linears.streaming_launch(source, 32 * warps as u32, (ring + staged) as u32, linears.streaming_args(x))?;
+    let (threads, shared) = (32 * warps as u32, (ring + staged) as u32);
+    let launch = linears.streaming_launch(source, FEW_ROWS, threads, shared, linears.streaming_args(x))?;
     kernel.actions.extend(launch.actions);
     Ok(kernel)
 }

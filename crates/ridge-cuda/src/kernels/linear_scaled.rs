@@ -1,16 +1,17 @@
-//! Linears of quantised x by quantised weights: cuBLASLt for 8-bit floats with a scale for each tensor, or for each row of
-//! both, else `kernels/linear_scaled.cu`.
+//! Linears of quantised x by quantised weights. What tensor cores take goes to `kernels/linear_rows.cu` for few rows, and for many to
+//! `kernels/gemm_sm90.cu`, or to cuBLASLt for 8-bit floats with a scale for each row of both. Other formats: cuBLASLt for 8-bit floats
+//! with a scale for each tensor, else `kernels/linear_scaled.cu`.
 
 use ridge_graph::format::{BLOCK, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{Linear, Quantize};
-use ridge_graph::{Arg, DType, Function};
+use ridge_graph::{Arg, Binary, DType, Function, Op, Prim};
 
 use super::entry::CudaKernelEntry;
-use super::linear::{ALIGN, LinearCall, LinearEpilogue, RING, StreamedX, flag, gated_pair, sums, weights};
+use super::linear::{ALIGN, LinearCall, LinearEpilogue, MAX_ROWS, RING, StreamedX, flag, gated_pair, sums, weights};
 use super::norm;
 use super::quantize::{quantised_rows, scaled};
 use crate::cublaslt::{GemmScales, GemmShape};
-use crate::gemm::{self, Epilogue, GemmProblem, GemmRowScales, GemmSide};
+use crate::gemm::{self, Epilogue, GemmCodeScales, GemmProblem, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
     blocks, composite, input, name, numbers, output,
@@ -23,123 +24,194 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         CudaKernelEntry::new("linear_scaled", "linear(x, w)", supports, make),
         CudaKernelEntry::new("linear_scaled_bias", "linear(x, w, b)", supports, make),
     ];
-    // What becomes codes on the way to its products: few rows are streamed, many go by tiles.
-    let nothing = |s: &CudaKernelSpec<'_>| quantised(s, LinearEpilogue::Nothing);
+    // What becomes codes on the way to its products, or is codes: few rows are streamed, many go by tiles.
+    let nothing = |s: &CudaKernelSpec<'_>| coded(s, LinearEpilogue::Nothing);
     let together = [
-        CudaKernelEntry::new("quantize_linear", "linear(quantize(x), w)", by_rows, nothing),
-        CudaKernelEntry::new("quantize_linear_bias", "linear(quantize(x), w, b)", by_rows, nothing),
-        CudaKernelEntry::new("quantize_linear_group", "linear_group(quantize(x), ...)", by_rows, nothing),
+        CudaKernelEntry::new("quantize_linear", "linear(quantize(x)?, w)", matched, nothing),
+        CudaKernelEntry::new("quantize_linear_bias", "linear(quantize(x)?, w, b)", matched, nothing),
+        CudaKernelEntry::new("quantize_linear_group", "linear_group(quantize(x)?, ...)", matched, nothing),
         CudaKernelEntry::new(
             "norm_quantize_linear_group",
             "linear_group(quantize(rms_norm(x, w)), ...)",
             normed,
             nothing,
         ),
-        CudaKernelEntry::new("quantize_linear_add", "add(r, linear(quantize(x), w))", adds, |s| {
-            quantised(s, LinearEpilogue::Add)
+        CudaKernelEntry::new("quantize_linear_add", "add(r, linear(quantize(x)?, w))", adds, |s| {
+            coded(s, LinearEpilogue::Add)
         }),
-        CudaKernelEntry::new("quantize_linear_swiglu", "swiglu(g@linear_group(quantize(x), ...).0, g.1)", gates, |s| {
-            quantised(s, LinearEpilogue::Swiglu)
-        }),
+        CudaKernelEntry::new(
+            "quantize_linear_swiglu",
+            "swiglu(g@linear_group(quantize(x)?, ...).0, g.1)",
+            gates,
+            |s| coded(s, LinearEpilogue::Swiglu),
+        ),
         CudaKernelEntry::new(
             "norm_quantize_linear_swiglu",
             "swiglu(g@linear_group(quantize(rms_norm(x, w)), ...).0, g.1)",
             |body| gates(body) && normed(body),
-            |s| quantised(s, LinearEpilogue::Swiglu),
+            |s| coded(s, LinearEpilogue::Swiglu),
         ),
     ];
-    alone.into_iter().chain(together.map(CudaKernelEntry::numerics_by_extents)).collect()
+    // The first of equals claims.
+    together.map(CudaKernelEntry::numerics_by_extents).into_iter().chain(alone).collect()
 }
 
 fn supports(body: &Function) -> bool {
     body.args[..2].iter().all(|arg| scaled(&arg.ty).is_some())
 }
 
-/// The format of codes that tensor cores and `kernels/linear_rows.cu` take.
-const BY_ROWS: ScaledFormat = ScaledFormat::F8_ROWS;
-
 /// Elements of x and of a row of a weight are a multiple of this.
 const PIECE: usize = 16;
 /// Rows up to which weights are streamed.
-const FEW_ROWS: usize = 16;
+const FEW_ROWS: usize = MAX_ROWS;
 
-/// Codes of plain 16-bit x and of all weights are [`BY_ROWS`].
-fn by_rows(body: &Function) -> bool {
-    let (Some(quantize), weights) = (composite::<Quantize>(body), weights(body)) else { return false };
+/// Weights are codes of one format, and those of 16-bit x, which are made here or there already, are of the one that tensor cores take
+/// with them.
+fn matched(body: &Function) -> bool {
+    let x = x_of(body);
+    let (weights, ty) = (weights(body), &body.args[x].ty);
+    let Some(format) = scaled(&weights[0].ty) else { return false };
     let stored = |arg: &Arg| {
         let depth = arg.ty.shape.last().as_const().unwrap_or(1);
-        scaled(&arg.ty) == Some(BY_ROWS) && depth.is_multiple_of(PIECE) && depth > 0
+        scaled(&arg.ty) == Some(format) && depth.is_multiple_of(PIECE) && depth > 0
     };
-    quantize.format == BY_ROWS
-        && body.args.iter().filter(|arg| arg.ty.format.is_some()).count() == weights.len()
-        && matches!(body.args[0].ty.dtype, DType::BF16 | DType::F16)
+    let quantize = composite::<Quantize>(body);
+    let of_x = if let Some(quantize) = quantize { Some(quantize.format) } else { scaled(ty) };
+    let formatted = weights.len() + usize::from(quantize.is_none());
+    of_x.is_some()
+        && of_x == format.of_activations()
+        && body.args.iter().filter(|arg| arg.ty.format.is_some()).count() == formatted
+        && matches!(ty.dtype, DType::BF16 | DType::F16)
         && weights.iter().all(stored)
 }
 
+/// The argument that is x: the first, behind what a product is added to.
+fn x_of(body: &Function) -> usize {
+    let adds = body.nodes.iter().any(|node| matches!(node.op, Op::Prim(Prim::Binary(Binary::Add))));
+    usize::from(adds)
+}
+
 fn normed(body: &Function) -> bool {
-    by_rows(body) && norm::wide(&body.args[0].ty)
+    matched(body) && norm::wide(&body.args[0].ty)
 }
 
 fn adds(body: &Function) -> bool {
-    by_rows(body) && sums(body)
+    matched(body) && sums(body)
 }
 
 fn gates(body: &Function) -> bool {
-    by_rows(body) && gated_pair(body)
+    matched(body) && gated_pair(body)
 }
 
-/// Products of rows that become codes, by weights that are codes.
-fn quantised(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
+/// Products of rows that are or become codes, by weights that are codes.
+fn coded(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
     let linears = LinearCall::new(spec, after)?;
+    let format = |of: &CudaOperand| of.format.as_ref().and_then(|f| f.downcast::<ScaledFormat>().copied());
+    let w = format(&linears.weights()[0]).ok_or("a weight has no scales")?;
+    let x = w.of_activations().ok_or("the weights' codes are not multiplied by others")?;
     let (rows, depth) = (linears.rows, linears.depth);
     if rows == 0 {
         return Ok(CudaKernel::default());
     }
-    let warps = linears.streaming_warps();
-    if rows == 1 {
+    let codes_given = format(linears.x()).is_some();
+    if rows == 1 && !codes_given {
         // Every block makes the codes anew, while weights are on their way.
-        let norm_threads = if linears.norm.is_some() { norm::threads_of(depth * 2 / 16) } else { 0 };
-        let source = linears.rows_source(StreamedX::Quantised, warps, norm_threads);
-        let x = (OperandSlot::Input(linears.x), 0);
-        let mut args = linears.streaming_args(x);
-        args.push(row_scales(&linears, x)?);
-        return linears.streaming_launch(source, 32 * warps, RING + depth as u32, args);
+        return streamed(&linears, StreamedX::Quantised(w), [(OperandSlot::Input(linears.x), 0); 2]);
     }
-    let codes = (OperandSlot::Scratch, 0);
-    let scales = (OperandSlot::Scratch, (rows * depth).next_multiple_of(ALIGN));
-    let mut kernel = quantised_rows(spec, linears.x, BY_ROWS, [codes, scales])?;
-    kernel.scratch = scales.1 + (rows * 4).next_multiple_of(ALIGN);
+    let (mut kernel, codes) = if codes_given {
+        let at = |offset| (OperandSlot::Input(linears.x), offset);
+        (CudaKernel::default(), [at(0), at(linears.x().component_offsets()?[1])])
+    } else {
+        let codes = [(OperandSlot::Scratch, 0), (OperandSlot::Scratch, (rows * depth).next_multiple_of(ALIGN))];
+        let mut kernel = quantised_rows(spec, linears.x, x, codes)?;
+        let scales = rows * x.group(depth).map_or(1, |group| depth.div_ceil(group));
+        kernel.scratch = codes[1].1 + (scales * 4).next_multiple_of(ALIGN);
+        (kernel, codes)
+    };
+    if rows > FEW_ROWS && w == ScaledFormat::F8_ROWS {
+        return multiplied(&linears, kernel, codes);
+    }
+    let products = streamed(&linears, StreamedX::Codes(w), codes)?;
     if rows <= FEW_ROWS {
-        let source = linears.rows_source(StreamedX::Codes, warps, 0);
-        let mut args = linears.streaming_args(codes);
-        args.push(row_scales(&linears, scales)?);
-        kernel.actions.extend(linears.streaming_launch(source, 32 * warps, RING, args)?.actions);
+        kernel.actions.extend(products.actions);
         return Ok(kernel);
     }
-    multiplied(&linears, kernel, [codes, scales])
+    // Elsewhere weights are streamed for every few rows.
+    let of = problem(&linears, w, codes)?;
+    let fastest = gemm::fastest_on_hopper(CudaKernel { scratch: kernel.scratch, ..products }, &of);
+    kernel.actions.extend(fastest.actions);
+    Ok(kernel)
 }
 
-/// The addresses of the scales of x and of those of each weight.
-fn row_scales(linears: &LinearCall<'_>, x: SlotOffset) -> Result<LaunchArg, String> {
-    let mut all = vec![x];
-    for (i, w) in linears.weights().iter().enumerate() {
-        all.push((OperandSlot::Input(linears.first + i), w.component_offsets()?[1]));
-    }
-    Ok(LaunchArg::Pointers(all))
+/// One launch that reads weights once for every few rows; `x` is where codes and scales are, or what becomes codes.
+fn streamed(linears: &LinearCall<'_>, by: StreamedX, [x, scales]: [SlotOffset; 2]) -> Result<CudaKernel, String> {
+    let (warps, depth) = (linears.streaming_warps(), linears.depth);
+    let on_the_way = matches!(by, StreamedX::Quantised(_));
+    let threads = if linears.norm.is_some() && on_the_way {
+        norm::threads_of(depth * linears.x().dtype.size_bytes() / 16)
+    } else {
+        0
+    };
+    let sides = if linears.after == LinearEpilogue::Swiglu { 2 } else { 1 };
+    let shared = RING as usize + by.shared(sides, usize::from(on_the_way), depth);
+    let mut args = linears.streaming_args(x);
+    args.push(LaunchArg::Pointers([&[scales][..], &scales_of_weights(linears)?].concat()));
+    linears.streaming_launch(linears.rows_source(by, warps, threads), MAX_ROWS, 32 * warps, shared as u32, args)
 }
 
-/// After `kernel`, which prepares codes and scales of x: a product for each weight, and a pass over what needs one.
-fn multiplied(
+/// Where the scales of each weight are.
+fn scales_of_weights(linears: &LinearCall<'_>) -> Result<Vec<SlotOffset>, String> {
+    let of = |(i, w): (usize, &CudaOperand)| Ok((OperandSlot::Input(linears.first + i), w.component_offsets()?[1]));
+    linears.weights().iter().enumerate().map(of).collect()
+}
+
+/// The products of codes of many rows, with what follows them.
+fn problem(
     linears: &LinearCall<'_>,
-    mut kernel: CudaKernel,
-    [codes, scales]: [SlotOffset; 2],
-) -> Result<CudaKernel, String> {
+    format: ScaledFormat,
+    [x, scales]: [SlotOffset; 2],
+) -> Result<GemmProblem, String> {
+    let weight = |i| (OperandSlot::Input(linears.first + i), 0);
+    let side =
+        |(i, w): (usize, &CudaOperand)| GemmSide { columns: w.shape[0], w: weight(i), y: (OperandSlot::Output(i), 0) };
+    let mut sides: Vec<GemmSide> = linears.weights().iter().enumerate().map(side).collect();
+    let after = match linears.after {
+        LinearEpilogue::Nothing => Epilogue::Nothing,
+        LinearEpilogue::Add => Epilogue::Add((OperandSlot::Input(0), 0)),
+        LinearEpilogue::Swiglu => {
+            sides.truncate(1);
+            Epilogue::Swiglu(weight(1))
+        }
+    };
+    let biases = linears.biases.then(|| {
+        let at = (0..linears.count).map(|i| (OperandSlot::Input(linears.bias(i)), 0)).collect();
+        (at, linears.spec.inputs[linears.bias(0)].dtype)
+    });
+    Ok(GemmProblem {
+        rows: linears.rows,
+        depth: linears.depth,
+        operands: format.codes.dtype(),
+        result: linears.x().dtype,
+        x,
+        sides,
+        after,
+        scales: Some(GemmCodeScales {
+            in_blocks: format.scales == ScaleLayout::Block,
+            x: scales,
+            sides: scales_of_weights(linears)?,
+            biases,
+        }),
+    })
+}
+
+/// After `kernel`, which prepares codes and scales of x: a product by rows for each weight, by cuBLASLt where it has one, and a pass over
+/// what needs one; or those of [`problem`], if they are faster.
+fn multiplied(linears: &LinearCall<'_>, mut kernel: CudaKernel, codes: [SlotOffset; 2]) -> Result<CudaKernel, String> {
     let (rows, depth, dtype) = (linears.rows, linears.depth, linears.x().dtype);
     let gated = linears.after == LinearEpilogue::Swiglu;
     let beside = kernel.scratch;
     let ahead = kernel.actions.len();
-    let (mut sides, mut of_sides) = (Vec::new(), Vec::new());
-    for (i, w) in linears.weights().iter().enumerate() {
+    for ((i, w), of_weight) in linears.weights().iter().enumerate().zip(scales_of_weights(linears)?) {
         let (columns, waits) = (w.shape[0], gated && i == 1);
         let elements = rows * columns;
         // What is rounded once more, and what is combined with another, waits in scratch memory.
@@ -151,23 +223,19 @@ fn multiplied(
         if y.0 == OperandSlot::Scratch {
             kernel.scratch = kernel.scratch.max(beside + elements * result.size_bytes());
         }
-        let weight = OperandSlot::Input(linears.first + i);
-        let of_weight = (weight, w.component_offsets()?[1]);
         let product = ScaledProduct {
             rows,
             columns,
             depth,
-            x: codes,
-            w: (weight, 0),
-            scales: [scales, of_weight],
-            formats: [BY_ROWS; 2],
+            x: codes[0],
+            w: (OperandSlot::Input(linears.first + i), 0),
+            scales: [codes[1], of_weight],
+            formats: [ScaledFormat::F8_ROWS; 2],
             bias: None,
             y,
             result,
         };
         kernel.actions.extend(product.actions());
-        sides.push(GemmSide { columns, w: product.w, y });
-        of_sides.push(of_weight);
         if linears.biases || waits || linears.after == LinearEpilogue::Add {
             let (y, other) = if gated { ((OperandSlot::Output(0), 0), y) } else { (y, (OperandSlot::Input(0), 0)) };
             let args = vec![
@@ -180,28 +248,7 @@ fn multiplied(
             linears.follow(&mut kernel, result, elements, args);
         }
     }
-    if linears.biases {
-        return Ok(kernel);
-    }
-    let after = match linears.after {
-        LinearEpilogue::Nothing => Epilogue::Nothing,
-        LinearEpilogue::Add => Epilogue::Add((OperandSlot::Input(0), 0)),
-        LinearEpilogue::Swiglu => {
-            let gate = sides.remove(0);
-            let up = std::mem::replace(&mut sides, vec![gate]);
-            Epilogue::Swiglu(up[0].w)
-        }
-    };
-    let of = GemmProblem {
-        rows,
-        depth,
-        operands: DType::F8E4M3,
-        result: dtype,
-        x: codes,
-        sides,
-        after,
-        scales: Some(GemmRowScales { x: scales, sides: of_sides }),
-    };
+    let of = problem(linears, ScaledFormat::F8_ROWS, codes)?;
     let actions = kernel.actions.split_off(ahead);
     let fastest = gemm::fastest(CudaKernel { actions, scratch: kernel.scratch }, &of);
     kernel.actions.extend(fastest.actions);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
+use ridge_graph::format::{ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{Quantize, QuantizeDelayed, RmsNorm};
 use ridge_graph::{DType, Function, Type};
 
@@ -12,7 +12,9 @@ use crate::kernel::{
     input, name, numbers, output,
 };
 
-pub(super) const QUANTIZE: KernelText<'_> = KernelText::new(include_str!("../../kernels/quantize.cu")).early_launch();
+pub(super) const QUANTIZE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/scaled.cuh"), include_str!("../../kernels/quantize.cu")))
+        .early_launch();
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -66,16 +68,17 @@ fn text(
     vectors: usize,
 ) -> Arc<CudaSource> {
     let number = (source as usize).to_string();
+    let lanes = if let ScaleLayout::Group(size) = format.scales { size / PIECE } else { 1 };
     let flag = |on: bool| if on { "1" } else { "0" };
     let defines = [
         ("D", name(dtype)),
         ("W", name(weight)),
         ("SOURCE", &*number),
-        ("INT8", flag(format.codes == CodeType::Int8)),
-        ("E5M2", flag(format.codes == CodeType::F8E5M2)),
+        ("CODE", name(format.codes.dtype())),
         ("WHOLE", flag(format.scales == ScaleLayout::Row)),
         ("TENSOR", flag(format.scales == ScaleLayout::Tensor)),
         ("VECTORS", &*vectors.to_string()),
+        ("LANES", &*lanes.to_string()),
     ];
     CudaSource::new(entry, &defines, &QUANTIZE)
 }
@@ -88,8 +91,8 @@ const MAX_VECTORS: usize = 8;
 /// What makes rows of `inner` elements into codes with scales, and the threads of a block, which makes a row.
 fn rows(format: ScaledFormat, dtypes: [DType; 2], source: Source, inner: usize) -> (Arc<CudaSource>, u32) {
     let held = inner.div_ceil(PIECE * THREADS);
-    let whole = format.scales == ScaleLayout::Row && inner.is_multiple_of(PIECE) && dtypes[0].size_bytes() == 2;
-    if whole && (1..=MAX_VECTORS).contains(&held) {
+    let vectors = format.scales != ScaleLayout::Tensor && inner.is_multiple_of(PIECE) && dtypes[0].size_bytes() == 2;
+    if vectors && (1..=MAX_VECTORS).contains(&held) {
         let threads = (inner / PIECE).div_ceil(held).next_multiple_of(32) as u32;
         return (text("quantize_row", format, dtypes, source, held), threads);
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::cases::{self, KernelCase};
+use crate::codes;
 use crate::common::gpu;
 use crate::few;
 use crate::running::{run, same_bits};
@@ -104,13 +105,13 @@ fn norms_of_rows_up_to_the_widest() {
 #[test]
 fn values_are_quantised_where_they_are_made_and_multiplied_as_codes() {
     let Some(gpu) = gpu() else { return };
-    hold(&gpu, &cases::quantised());
+    hold(&gpu, &codes::quantised());
 }
 
 #[test]
 fn rows_become_codes_on_the_way_to_products_by_codes() {
     let Some(gpu) = gpu() else { return };
-    hold(&gpu, &cases::codes_by_rows());
+    hold(&gpu, &codes::linears_of_codes());
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #[path = "../common/cases.rs"]
 mod cases;
+#[path = "../common/codes.rs"]
+mod codes;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]

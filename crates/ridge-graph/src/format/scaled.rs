@@ -152,6 +152,15 @@ impl ScaledFormat {
     /// by them.
     pub const F8_ROWS: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Row };
 
+    /// Codes of E4M3 with a scale for each block: how DeepSeek V3 and others are published (DeepSeek-AI 2024, "DeepSeek-V3 Technical
+    /// Report", section 3.3).
+    pub const F8_BLOCKS: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Block };
+    /// Codes of E4M3 with a scale for each 128 elements of a row: how such models take activations.
+    pub const F8_GROUPS: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Group(BLOCK) };
+
+    /// Codes of int8 with a scale for each row: weights by channel and activations by token, "W8A8".
+    pub const INT8_ROWS: Self = Self { codes: CodeType::Int8, scales: ScaleLayout::Row };
+
     /// Codes of E4M3 with one scale for all, and of E5M2: what fp8 training takes values and cotangents as.
     pub const F8_TENSOR: Self = Self { codes: CodeType::F8E4M3, scales: ScaleLayout::Tensor };
     /// See [`F8_TENSOR`](Self::F8_TENSOR).
@@ -160,6 +169,15 @@ impl ScaledFormat {
     /// Codes with scales.
     pub const fn new(codes: CodeType, scales: ScaleLayout) -> Self {
         Self { codes, scales }
+    }
+
+    /// The format in which tensor cores take x of a product by weights in this one, if they take both as they are.
+    pub fn of_activations(self) -> Option<Self> {
+        match self {
+            Self::F8_ROWS | Self::INT8_ROWS => Some(self),
+            Self::F8_BLOCKS => Some(Self::F8_GROUPS),
+            _ => None,
+        }
     }
 
     /// Every format of this family.

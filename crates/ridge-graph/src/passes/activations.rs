@@ -17,9 +17,9 @@ pub enum Activations {
     /// As codes of 8 bits, 256 to a scale ([`ScaledFormat::INT8_G256`]), which a machine multiplies faster by weights that
     /// are codes themselves.
     Int8,
-    /// By weights in [`ScaledFormat::F8_ROWS`] in that format too, with a scale for each token, as tensor cores of GPUs take
-    /// both; by others as it is.
-    F8,
+    /// By weights of 8-bit codes as such codes too, where tensor cores of GPUs take both
+    /// ([`ScaledFormat::of_activations`]); by others as it is.
+    Matched,
 }
 
 impl Activations {
@@ -28,37 +28,33 @@ impl Activations {
         match self {
             Self::Exact => "exact",
             Self::Int8 => "int8",
-            Self::F8 => "f8",
+            Self::Matched => "matched",
         }
     }
 }
 
 /// Puts a [`Quantize`] in front of the linears whose weights are all stored in formats that `activations` rounds x for and
-/// whose K is a number, one for all that share an x; leaves the graph as it is for exact activations.
+/// whose K is a number, one for all that share an x and its format; leaves the graph as it is for exact activations.
 pub fn round_activations(graph: &mut Graph, activations: Activations) {
-    let format = match activations {
+    let rounded_for: fn(&FormatRef) -> Option<ScaledFormat> = match activations {
         Activations::Exact => return,
-        Activations::Int8 => ScaledFormat::INT8_G256,
-        Activations::F8 => ScaledFormat::F8_ROWS,
-    };
-    let rounded_for: fn(&FormatRef) -> bool = match activations {
-        Activations::F8 => |weight| weight.downcast::<ScaledFormat>() == Some(&ScaledFormat::F8_ROWS),
-        _ => |weight| weight.downcast::<ScaledFormat>().is_none(),
+        Activations::Int8 => |weight| weight.downcast::<ScaledFormat>().is_none().then_some(ScaledFormat::INT8_G256),
+        Activations::Matched => |weight| weight.downcast::<ScaledFormat>().and_then(|format| format.of_activations()),
     };
     for function in &mut graph.functions {
-        let linears: Vec<(usize, Type)> =
-            (0..function.nodes.len()).filter_map(|i| Some((i, type_of_x(function, i, rounded_for)?))).collect();
+        let linears: Vec<(usize, Rounded)> =
+            (0..function.nodes.len()).filter_map(|i| Some((i, rounded_x(function, i, rounded_for)?))).collect();
         if linears.is_empty() {
             continue;
         }
         let first_new = function.nodes.len();
         let mut draft = Draft::new(std::mem::take(function));
-        let mut quantised: BTreeMap<Var, Var> = BTreeMap::new();
+        let mut quantised: BTreeMap<(Var, ScaledFormat), Var> = BTreeMap::new();
         let mut places = Vec::new();
-        for (i, ty) in linears {
+        for (i, Rounded { ty, format }) in linears {
             let Some(mut node) = draft.nodes[i].take() else { continue };
             let x = node.inputs[0];
-            node.inputs[0] = *quantised.entry(x).or_insert_with(|| {
+            node.inputs[0] = *quantised.entry((x, format)).or_insert_with(|| {
                 places.push(i);
                 draft.push(Node {
                     op: Op::Composite(CompositeRef::new(Quantize { format })),
@@ -73,8 +69,14 @@ pub fn round_activations(graph: &mut Graph, activations: Activations) {
     }
 }
 
-/// The type of the x of node `i`, if that is a linear to quantise x for.
-fn type_of_x(function: &Function, i: usize, rounded_for: fn(&FormatRef) -> bool) -> Option<Type> {
+/// The x of a linear, and the format that it is to have.
+struct Rounded {
+    ty: Type,
+    format: ScaledFormat,
+}
+
+/// The x of node `i`, if that is a linear to quantise x for.
+fn rounded_x(function: &Function, i: usize, rounded_for: fn(&FormatRef) -> Option<ScaledFormat>) -> Option<Rounded> {
     let node = &function.nodes[i];
     let Op::Composite(op) = &node.op else { return None };
     let count = match (op.downcast::<Linear>(), op.downcast::<LinearGroup>()) {
@@ -82,8 +84,9 @@ fn type_of_x(function: &Function, i: usize, rounded_for: fn(&FormatRef) -> bool)
         (_, Some(group)) => group.count,
         _ => return None,
     };
-    let x = function.ty(node.inputs[0]);
-    let suits = |w: &Var| function.ty(*w).format.as_ref().is_some_and(rounded_for);
-    let takes = x.is_plain() && x.shape.last().as_const().is_some() && node.inputs[1..=count].iter().all(suits);
-    takes.then(|| x.clone())
+    let ty = function.ty(node.inputs[0]);
+    let mut formats = node.inputs[1..=count].iter().map(|w| function.ty(*w).format.as_ref().and_then(rounded_for));
+    let format = formats.next()??;
+    let takes = ty.is_plain() && ty.shape.last().as_const().is_some() && formats.all(|other| other == Some(format));
+    takes.then(|| Rounded { ty: ty.clone(), format })
 }

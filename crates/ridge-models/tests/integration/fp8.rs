@@ -154,7 +154,7 @@ fn only_products_of_layers_are_stored_in_fp8_and_round_what_they_multiply() {
         nodes.filter(|node| matches!(&node.op, Op::Composite(op) if op.downcast::<Quantize>().is_some())).count()
     };
     // In the function of a layer: what q, k and v share, o's, what gate and up share, down's.
-    assert_eq!(quantised(Activations::F8), 4);
+    assert_eq!(quantised(Activations::Matched), 4);
     assert_eq!((quantised(Activations::Int8), quantised(Activations::Exact)), (0, 0), "are for blocks");
 }
 
