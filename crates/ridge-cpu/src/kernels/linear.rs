@@ -12,7 +12,7 @@
 
 mod by_codes;
 #[cfg(target_arch = "x86_64")]
-mod by_lane;
+pub(super) mod by_lane;
 mod in_lanes;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod in_pairs;

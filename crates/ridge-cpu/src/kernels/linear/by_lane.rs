@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::kernel::{After, LinearKernel};
 use super::source::{Plain, Source};
-use crate::bytes::cast;
+use crate::bytes::bits_of;
 use crate::gemm::{LaneProduct, SLOTS, Square, TURN, turn};
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
@@ -56,7 +56,7 @@ impl LinearKernel {
             rows[of_x.len() * self.stride()..].fill(0.0);
             self.copy_x(io, of_x, rows);
             // SAFETY: this panel is this piece's alone.
-            let to = unsafe { io.room::<u32>().part(panel * product.of_panel()..(panel + 1) * product.of_panel()) };
+            let to = unsafe { io.room::<f32>().part(panel * product.of_panel()..(panel + 1) * product.of_panel()) };
             let lines = Plain { data: &*rows, inner: self.stride() };
             pack(lines, 0..product.rows(), self.stride(), [product.of_lane(), product.rows()], to);
         }
@@ -71,16 +71,14 @@ impl LinearKernel {
     ) {
         let padded = self.row_block * self.tile;
         let quantised = self.weights.iter().any(|w| w.stored.is_some());
-        let floats = |n: usize| n * size_of::<f32>();
-        let [weights, widened, sums, products, gated, line] = scratch.slices::<u8, 6>([
-            floats(LANES * product.apart()),
-            if quantised { floats(WIDENED * self.inner) } else { 0 },
-            floats(SLOTS * padded),
-            floats(padded),
-            if self.after == After::Swiglu { floats(padded) } else { 0 },
-            floats(self.tile),
+        let [weights, widened, sums, products, gated, line] = scratch.slices::<f32, 6>([
+            LANES * product.apart(),
+            if quantised { WIDENED * self.inner } else { 0 },
+            SLOTS * padded,
+            padded,
+            if self.after == After::Swiglu { padded } else { 0 },
+            self.tile,
         ]);
-        let [widened, sums, products, gated, line] = [widened, sums, products, gated, line].map(cast::<f32>);
         let x: &[f32] = io.prepared();
         for piece in pieces {
             let (row_block, tile) = (piece / self.tiles, piece % self.tiles);
@@ -90,8 +88,8 @@ impl LinearKernel {
             let x = &x[panels.start * product.of_panel()..panels.end * product.of_panel()];
             let (which, columns) = self.place(tile);
             let mut multiply = |which: usize, out: &mut [f32]| {
-                self.pack_weights(product, io, which, columns.clone(), widened, cast(weights));
-                product.multiply(x, cast(weights), sums);
+                self.pack_weights(product, io, which, columns.clone(), widened, weights);
+                product.multiply(x, weights, sums);
                 let width = columns.len();
                 let sums = sums.chunks_exact(self.tile);
                 for (out, sums) in out.chunks_exact_mut(width).zip(sums).take(rows.len()) {
@@ -114,7 +112,7 @@ impl LinearKernel {
         which: usize,
         columns: Range<usize>,
         widened: &mut [f32],
-        to: &mut [u32],
+        to: &mut [f32],
     ) {
         let (weight, input) = (&self.weights[which], self.x + 1 + which);
         let (inner, distances) = (self.inner, [product.apart(), product.columns()]);
@@ -136,8 +134,14 @@ impl LinearKernel {
 vectorised! {
     /// Writes element `LANES * v + lane` of each of `rows` beside each other at `lane * apart + v * width`, of
     /// distances `[apart, width]`.
-    fn pack<W: Source>(w: W, rows: Range<usize>, inner: usize, distances: [usize; 2], to: &mut [u32]) {
-        let [apart, width] = distances;
+    pub(in crate::kernels) fn pack<W: Source>(
+        w: W,
+        rows: Range<usize>,
+        inner: usize,
+        distances: [usize; 2],
+        to: &mut [f32],
+    ) {
+        let ([apart, width], to) = (distances, bits_of(to));
         let whole = inner / LANES;
         let mut square: Square = [[0; TURN]; TURN];
         for first in (0..rows.len()).step_by(TURN) {
