@@ -7,8 +7,9 @@
 //! soon as both are complete, while it is in registers: of partial sums only [`SLOTS`] tiles are in memory.
 //!
 //! Floor: that of `gemm/micro.rs`. A panel of a lane of the weights stays in first-level cache while all rows of x pass by.
+#![allow(clippy::inline_always)] // must compile with the instruction set of the caller
 
-use super::micro::{Merge, Micro};
+use super::micro::{Ahead, Merge, Micro, x86};
 use super::words::Words;
 use crate::simd::{self, Isa, LANES};
 
@@ -68,26 +69,76 @@ impl LaneProduct {
         let (rows, columns) = (self.micro.rows, self.micro.columns);
         let panels = x.len() / self.of_panel().max(1);
         let slot = panels * rows * columns;
-        assert!(sums.len() >= SLOTS * slot);
-        if self.vectors == 0 {
-            return;
+        assert!(sums.len() >= SLOTS * slot && (self.vectors == 0 || weights.len() >= LANES * self.apart() - GAP));
+        let walk = Walk { of: self, panels, slot, operands: [x.as_ptr(), weights.as_ptr()], sums: sums.as_mut_ptr() };
+        // SAFETY: the machine has the instructions that the product was made for, and slices are as long as asserted.
+        unsafe {
+            if simd::isa() >= Isa::Avx512 {
+                walk.by_avx512();
+            } else {
+                walk.by_avx2();
+            }
         }
+    }
+}
+
+/// A product and where its operands are.
+struct Walk {
+    of: LaneProduct,
+    panels: usize,
+    /// Elements of a tile of partial sums of all panels.
+    slot: usize,
+    /// x and weights.
+    operands: [*const f32; 2],
+    sums: *mut f32,
+}
+
+/// A step of a product by [`Micro`]: so many steps of panels, from sums of 0 or what is there, with what is added in the end.
+struct Step {
+    steps: usize,
+    panels: [*const f32; 2],
+    sums: *mut f32,
+    add: bool,
+    merge: Merge,
+}
+
+impl Walk {
+    /// # Safety
+    /// There is AVX2, and slices are as long as the product asks for.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn by_avx2(&self) {
+        // SAFETY: by the caller's promise.
+        self.each(|step| unsafe { x86::narrow(step.steps, step.panels, step.sums, 16, step.add, step.merge) });
+    }
+
+    /// # Safety
+    /// As for [`Walk::by_avx2`], with AVX-512.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    unsafe fn by_avx512(&self) {
+        let multiply = |Step { steps, panels, sums, add, merge }: Step| {
+            // SAFETY: by the caller's promise.
+            unsafe { x86::wide(steps, panels, sums, 32, add, Ahead::NOTHING, merge) };
+        };
+        self.each(multiply);
+    }
+
+    #[inline(always)]
+    fn each(&self, mut multiply: impl FnMut(Step)) {
+        let LaneProduct { micro: Micro { rows, columns, .. }, vectors } = self.of;
+        let [x, weights] = self.operands;
         for nth in 0..LANES {
             let lane = nth.reverse_bits() >> (usize::BITS - LANES.ilog2());
-            let weights = &weights[lane * self.apart()..];
-            for from in (0..self.vectors).step_by(DEPTH) {
-                let steps = DEPTH.min(self.vectors - from);
-                // Complete sums of as many lanes as the number of this one ends in ones are waiting to be merged.
-                let count = if from + steps == self.vectors { nth.trailing_ones() as usize } else { 0 };
-                let top = nth.count_ones() as usize * slot;
-                for (panel, x) in x.chunks_exact(self.of_panel()).enumerate() {
-                    let x = &x[lane * self.of_lane() + from * rows..];
-                    let (panels, merge) = ([x, &weights[from * columns..]], Merge { count, apart: slot });
-                    // SAFETY: the slots have so many panels, as asserted, and `count` of them lie before this one.
-                    unsafe {
-                        let c = sums.as_mut_ptr().add(top + panel * rows * columns);
-                        self.micro.multiply_lane(steps, panels, c, columns, from > 0, merge);
-                    }
+            let (top, pending) = (nth.count_ones() as usize * self.slot, nth.trailing_ones() as usize);
+            for from in (0..vectors).step_by(DEPTH) {
+                let steps = DEPTH.min(vectors - from);
+                // Sums of as many lanes as the number of this one ends in ones wait for it to be complete.
+                let count = if from + steps == vectors { pending } else { 0 };
+                let b = weights.wrapping_add(lane * self.of.apart() + from * columns);
+                for panel in 0..self.panels {
+                    let a = x.wrapping_add(panel * self.of.of_panel() + lane * self.of.of_lane() + from * rows);
+                    let sums = self.sums.wrapping_add(top + panel * rows * columns);
+                    let merge = Merge { count, apart: self.slot };
+                    multiply(Step { steps, panels: [a, b], sums, add: from > 0, merge });
                 }
             }
         }

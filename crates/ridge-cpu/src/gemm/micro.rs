@@ -166,38 +166,6 @@ impl Micro {
         }
     }
 
-    /// A product of panels of f32 by vectors: from zeros, or what is at `c` if `add`, and with `merge` added in the end.
-    ///
-    /// # Panics
-    /// When a panel is too short, or the machine has no AVX2.
-    ///
-    /// # Safety
-    /// As [`Micro::multiply`], of `c` and of every tile of `merge`.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) unsafe fn multiply_lane(
-        self,
-        steps: usize,
-        [a, b]: [&[f32]; 2],
-        c: *mut f32,
-        stride: usize,
-        add: bool,
-        merge: Merge,
-    ) {
-        assert!(a.len() >= steps * self.rows && b.len() >= steps * self.columns);
-        let panels = [a.as_ptr(), b.as_ptr()];
-        match self.by {
-            // SAFETY: the machine has the instructions, and the panels are as long as asserted; the rest is the caller's promise.
-            Multiplier::Vectors(Isa::Avx2 | Isa::AvxVnni) => unsafe {
-                x86::narrow(steps, panels, c, stride, add, merge);
-            },
-            // SAFETY: as above.
-            Multiplier::Vectors(isa) if isa >= Isa::Avx512 => unsafe {
-                x86::wide(steps, panels, c, stride, add, Ahead::NOTHING, merge);
-            },
-            _ => panic!("panels of f32 are multiplied by AVX2 or AVX-512"),
-        }
-    }
-
     /// # Safety
     /// As [`Micro::multiply`], with panels that are long enough.
     unsafe fn multiply_vectors(
@@ -284,7 +252,7 @@ unsafe fn portable(steps: usize, [a, b]: [&[u32]; 2], c: *mut f32, stride: usize
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::{
         __m256, __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
         _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
@@ -325,8 +293,9 @@ mod x86 {
 
     /// # Safety
     /// `a` has `steps * ROWS` words, `b` `steps * 32`, and `c` rows of 32 elements, `stride` apart, as have the tiles of `merge`.
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    pub(super) unsafe fn wide(
+    pub(in crate::gemm) unsafe fn wide(
         steps: usize,
         [a, b]: [*const f32; 2],
         mut c: *mut f32,
@@ -399,8 +368,9 @@ mod x86 {
 
     /// # Safety
     /// `a` has `steps * 6` words, `b` `steps * 16`, and `c` 6 rows of 16 elements, `stride` apart, as have the tiles of `merge`.
+    #[inline]
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn narrow(
+    pub(in crate::gemm) unsafe fn narrow(
         steps: usize,
         [a, b]: [*const f32; 2],
         mut c: *mut f32,
