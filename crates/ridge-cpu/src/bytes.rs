@@ -34,3 +34,10 @@ pub(crate) fn cast<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     // SAFETY: inside of the bytes, aligned as just checked, and any bits are an element.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
+
+/// The bits of floats, to be written.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn bits_of(floats: &mut [f32]) -> &mut [u32] {
+    // SAFETY: of one size and alignment, and any bits are an f32.
+    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len()) }
+}

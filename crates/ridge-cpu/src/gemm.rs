@@ -8,17 +8,24 @@
 //! A and its column of B alone.
 //!
 //! Read `gemm/micro.rs` for the innermost product, then `gemm/pack.rs` and `gemm/block.rs`; `gemm/tile_product.rs` has products
-//! of tiles, which a thread packs by itself (attention).
+//! of tiles, which a thread packs by itself (attention), `gemm/lane_product.rs` products whose sums are those of lanes (inference).
 
 pub(crate) mod block;
 mod exact;
+#[cfg(target_arch = "x86_64")]
+mod lane_product;
 mod micro;
 mod pack;
 mod tile_product;
+mod turn;
 mod words;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use lane_product::{LaneProduct, SLOTS};
 pub(crate) use pack::Lines;
 pub(crate) use tile_product::TileProduct;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use turn::{Square, TURN, turn};
 
 use std::ops::Range;
 

@@ -54,6 +54,19 @@ impl Ahead {
     pub(super) const NOTHING: Self = Self { at: std::ptr::null(), per_step: 0 };
 }
 
+/// Tiles that are added to the sums in the end, one after another: `apart` elements before the one that the sums begin with, as
+/// far before that, and so on. The last of them is where the sums go.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) struct Merge {
+    pub(super) count: usize,
+    pub(super) apart: usize,
+}
+
+impl Merge {
+    pub(super) const NOTHING: Self = Self { count: 0, apart: 0 };
+}
+
 impl Micro {
     /// The best for words of this kind, which are pairs only where [`Micro::multiplies_pairs`] says so.
     pub(super) fn new(words: Words) -> Self {
@@ -173,7 +186,8 @@ impl Micro {
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe {
                 match self.words {
                     Words::F32 => {
-                        x86::wide(steps, [a.as_ptr(), b.as_ptr()].map(<*const u32>::cast), c, stride, add, ahead);
+                        let panels = [a.as_ptr(), b.as_ptr()].map(<*const u32>::cast);
+                        x86::wide(steps, panels, c, stride, add, ahead, Merge::NOTHING);
                     }
                     Words::Pairs => x86::pairs(steps, [a.as_ptr(), b.as_ptr()], c, stride, add, ahead),
                 }
@@ -181,7 +195,8 @@ impl Micro {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => unsafe {
-                x86::narrow(steps, a.as_ptr().cast(), b.as_ptr().cast(), c, stride, add);
+                let panels = [a.as_ptr(), b.as_ptr()].map(<*const u32>::cast);
+                x86::narrow(steps, panels, c, stride, add, Merge::NOTHING);
             },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
@@ -237,14 +252,14 @@ unsafe fn portable(steps: usize, [a, b]: [&[u32]; 2], c: *mut f32, stride: usize
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps,
-        _mm256_setzero_ps, _mm256_storeu_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-        _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+        __m256, __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
+        _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
 
-    use super::Ahead;
+    use super::{Ahead, Merge};
 
     /// Rows and vectors of 16 columns: 24 sums, 2 vectors of B and a broadcast fit 32 registers.
     const ROWS: usize = 12;
@@ -277,15 +292,17 @@ mod x86 {
     }
 
     /// # Safety
-    /// `a` has `steps * ROWS` words, `b` `steps * 32`, and `c` rows of 32 elements, `stride` apart.
+    /// `a` has `steps * ROWS` words, `b` `steps * 32`, and `c` rows of 32 elements, `stride` apart, as have the tiles of `merge`.
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    pub(super) unsafe fn wide(
+    pub(in crate::gemm) unsafe fn wide(
         steps: usize,
         [a, b]: [*const f32; 2],
-        c: *mut f32,
+        mut c: *mut f32,
         stride: usize,
         add: bool,
         ahead: Ahead,
+        merge: Merge,
     ) {
         // SAFETY: all reads and writes are inside what the caller promises.
         unsafe {
@@ -303,6 +320,14 @@ mod x86 {
                 }
                 a = a.add(ROWS);
                 b = b.add(32);
+            }
+            for _ in 0..merge.count {
+                c = c.sub(merge.apart);
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    for (v, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_add_ps(_mm512_loadu_ps(c.add(r * stride + v * 16)), *sum);
+                    }
+                }
             }
             store_sums(&sums, c, stride);
         }
@@ -342,9 +367,17 @@ mod x86 {
     }
 
     /// # Safety
-    /// `a` has `steps * 6` words, `b` `steps * 16`, and `c` 6 rows of 16 elements, `stride` apart.
+    /// `a` has `steps * 6` words, `b` `steps * 16`, and `c` 6 rows of 16 elements, `stride` apart, as have the tiles of `merge`.
+    #[inline]
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn narrow(steps: usize, a: *const f32, b: *const f32, c: *mut f32, stride: usize, add: bool) {
+    pub(in crate::gemm) unsafe fn narrow(
+        steps: usize,
+        [a, b]: [*const f32; 2],
+        mut c: *mut f32,
+        stride: usize,
+        add: bool,
+        merge: Merge,
+    ) {
         const ROWS: usize = 6;
         // SAFETY: all reads and writes are inside what the caller promises.
         unsafe {
@@ -367,6 +400,14 @@ mod x86 {
                 }
                 a = a.add(ROWS);
                 b = b.add(16);
+            }
+            for _ in 0..merge.count {
+                c = c.sub(merge.apart);
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    for (v, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm256_add_ps(_mm256_loadu_ps(c.add(r * stride + v * 8)), *sum);
+                    }
+                }
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {

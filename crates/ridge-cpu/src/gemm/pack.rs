@@ -9,9 +9,8 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::turn::{Square, TURN, turn};
 use super::words::Words;
-#[cfg(target_arch = "x86_64")]
-use crate::simd;
 use crate::simd::{Element, vectorised};
 
 /// An operand in memory: element `step` of line `line` is at `line * line_stride + step * step_stride`, and one of the
@@ -22,11 +21,6 @@ pub(crate) struct Lines {
     pub(crate) line_stride: usize,
     pub(crate) step_stride: usize,
 }
-
-/// Lines and words that are turned at a time: a cache line of words.
-pub(super) const TURN: usize = 16;
-
-type Square = [[u32; TURN]; TURN];
 
 /// Lines `first..first + width` of an operand, steps `steps`, of which whole words begin with the first.
 pub(super) struct Part<'a, T> {
@@ -244,37 +238,6 @@ fn turned(words: usize, count: usize, width: usize, to: &mut [u32], read: impl F
             turn(&square, steps, wide, width, &mut to[first..]);
         }
     }
-}
-
-/// The first `wide` words of each of the first `rows` columns of `square`, to rows of `to` that are `stride` words apart.
-#[inline(always)]
-fn turn(square: &Square, rows: usize, wide: usize, stride: usize, to: &mut [u32]) {
-    assert!(rows <= TURN && wide <= TURN && (rows == 0 || to.len() >= (rows - 1) * stride + wide));
-    #[cfg(target_arch = "x86_64")]
-    if simd::isa() >= simd::Isa::Avx512 {
-        // SAFETY: there is AVX-512, and each row of `to` has `wide` words, as just checked.
-        return unsafe { turn_in_registers(square, rows, wide, stride, to.as_mut_ptr()) };
-    }
-    for (column, to) in to.chunks_mut(stride).take(rows).enumerate() {
-        for (to, line) in to[..wide].iter_mut().zip(square) {
-            *to = line[column];
-        }
-    }
-}
-
-/// # Safety
-/// As asserted in [`turn`], with AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn turn_in_registers(square: &Square, rows: usize, wide: usize, stride: usize, to: *mut u32) {
-    use std::arch::x86_64::_mm512_mask_storeu_epi32;
-    let mask = u16::MAX >> (TURN - wide);
-    crate::amx::transpose(square, |row, words| {
-        if row < rows {
-            // SAFETY: of the words of this row only `wide` are written, which are in `to` by the caller's promise.
-            unsafe { _mm512_mask_storeu_epi32(to.add(row * stride).cast(), mask, words) };
-        }
-    });
 }
 
 #[cfg(test)]

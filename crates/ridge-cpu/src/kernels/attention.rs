@@ -12,6 +12,8 @@
 //! Of a cache of codes, scores are multiplied by the scales of keys, and weights by those of values; tiles take codes times
 //! scales.
 
+#[cfg(target_arch = "x86_64")]
+mod by_lane;
 mod in_lanes;
 mod index;
 mod kernel;
@@ -95,6 +97,9 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     #[cfg(target_arch = "x86_64")]
     let together = match q.shape[1].checked_div(kv.shape[2]) {
         Some(group) if on_tiles && together > 1 => tiles::together(q.shape[0], group),
+        Some(group) if simd::isa() >= simd::Isa::Avx2 && !narrow::is_narrow(q.shape[2]) && together > 1 => {
+            by_lane::together(q.shape[0], group, together)
+        }
         _ => together,
     };
     Ok(Box::new(AttentionKernel {

@@ -11,6 +11,8 @@
 //! has instructions for that (`in_pairs.rs`), and one row by weights of f32 has a loop of its own (`one_row.rs`).
 
 mod by_codes;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod by_lane;
 mod in_lanes;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod in_pairs;
@@ -192,6 +194,13 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let in_pairs = by_codes.is_none() && in_pairs(x, &spec.inputs[first + 1..][..count]);
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     let (tile, row_block) = if in_pairs { (pairs::COLUMNS, PAIRED_ROWS) } else { (tile, row_block) };
+    #[cfg(target_arch = "x86_64")]
+    let by_lane = if by_codes.is_some() || on_tiles || in_pairs { None } else { by_lane::product(rows, x.last()) };
+    #[cfg(target_arch = "x86_64")]
+    let (tile, row_block) = match by_lane {
+        Some(product) => (product.columns(), by_lane::row_block(product, rows)),
+        None => (tile, row_block),
+    };
     let (tile, row_block) =
         if by_codes.is_some() { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
     let mut tiles = 0;
@@ -257,6 +266,8 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
         in_pairs,
         #[cfg(target_arch = "x86_64")]
         by_one_row,
+        #[cfg(target_arch = "x86_64")]
+        by_lane,
     }))
 }
 
@@ -285,6 +296,10 @@ impl CpuKernel for LinearKernel {
         if self.in_pairs {
             return None;
         }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(product) = self.by_lane {
+            return Some(self.preparation_by_lane(product));
+        }
         self.preparation_in_lanes()
     }
 
@@ -295,6 +310,10 @@ impl CpuKernel for LinearKernel {
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
             return if self.packed { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(product) = self.by_lane {
+            return self.prepare_by_lane(product, io, pieces, scratch);
         }
         self.prepare_in_lanes(io, pieces);
     }
@@ -317,6 +336,10 @@ impl CpuKernel for LinearKernel {
         #[cfg(target_arch = "x86_64")]
         if self.by_one_row && self.dtype == DType::F32 && self.weights.iter().all(|w| w.bias.is_none()) {
             return self.run_one_row(io, pieces, scratch);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(product) = self.by_lane {
+            return self.run_by_lane(product, io, pieces, scratch);
         }
         self.run_in_lanes(io, pieces, scratch);
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::by_lane::LanePanels;
 use super::kernel::{AttentionKernel, SPAN, TokenRows, with_stored};
 use super::narrow;
 use super::online::{RowSums, absorb};
@@ -24,6 +26,8 @@ struct LaneState<'a> {
     total: &'a mut [f32],
     sums: &'a mut [Lanes],
     weights: &'a mut [Lanes],
+    #[cfg(target_arch = "x86_64")]
+    panels: Option<LanePanels<'a>>,
 }
 
 /// What weighed values are multiplied by: one over the sum of weights, which are relative to `largest`, and of the sink's.
@@ -38,15 +42,27 @@ impl AttentionKernel {
     pub(super) fn run_in_lanes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
         let columns = self.columns();
-        let [q, out, scores, largest, total, sums, weights] = scratch.slices::<f32, 7>([
-            rows * vectors * LANES,
-            rows * values::chains(vectors) * vectors * LANES,
-            rows * SPAN,
-            rows,
-            rows,
-            rows * columns * LANES,
-            tile::packed_room(rows, vectors) * LANES,
-        ]);
+        #[cfg(target_arch = "x86_64")]
+        let product = self.lane_product(rows);
+        #[cfg(target_arch = "x86_64")]
+        let [packed_q, packed_keys, tiles] = LanePanels::sizes(product, rows);
+        #[cfg(not(target_arch = "x86_64"))]
+        let [packed_q, packed_keys, tiles] = [0; 3];
+        let [q, out, scores, largest, total, sums, weights, packed_q, packed_keys, tiles] =
+            scratch.slices::<f32, 10>([
+                rows * vectors * LANES,
+                rows * values::chains(vectors) * vectors * LANES,
+                rows * SPAN,
+                rows,
+                rows,
+                rows * columns * LANES,
+                tile::packed_room(rows, vectors) * LANES,
+                packed_q,
+                packed_keys,
+                tiles,
+            ]);
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (packed_q, packed_keys, tiles);
         let mut state = LaneState {
             q: q.as_chunks_mut().0,
             out: out.as_chunks_mut().0,
@@ -55,6 +71,8 @@ impl AttentionKernel {
             total,
             sums: sums.as_chunks_mut().0,
             weights: weights.as_chunks_mut().0,
+            #[cfg(target_arch = "x86_64")]
+            panels: product.map(|product| LanePanels { product, q: packed_q, keys: packed_keys, sums: tiles }),
         };
         let per_head = self.tokens.div_ceil(self.together);
         for piece in pieces {
@@ -91,6 +109,10 @@ impl AttentionKernel {
             simd::scale(&mut q[..self.dim], self.scale);
             tile::fill(q, self.dim);
         }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(panels) = state.panels.as_mut().filter(|_| Self::packs(count)) {
+            panels.take(&state.q[..count * vectors], count);
+        }
         state.out[..count * chained].fill([0.0; LANES]);
         state.largest[..count].fill(f32::NEG_INFINITY);
         state.total[..count].fill(0.0);
@@ -100,7 +122,7 @@ impl AttentionKernel {
             let span = from..most.min(from + SPAN);
             with_stored!(self.cache, T => {
                 let cache = io.input::<T>(1);
-                self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
+                self.scores::<T>(io, head, rows, &span, state);
                 self.scale_scores(io, (head, 0), rows, &span, state.scores);
                 self.online_softmax(io, head, rows, from, state);
                 self.scale_scores(io, (head, 1), rows, &span, state.scores);
@@ -123,8 +145,26 @@ impl AttentionKernel {
         }
     }
 
-    /// Scores of `count` rows for keys `keys` of the span. A key that is nowhere is zero.
+    /// Scores of `rows` for the keys of `span`.
     fn scores<T: Element>(
+        &self,
+        io: &KernelIo<'_>,
+        head: usize,
+        rows: &TokenRows,
+        span: &Range<usize>,
+        state: &mut LaneState<'_>,
+    ) {
+        let count = rows.tokens.len() * self.group();
+        #[cfg(target_arch = "x86_64")]
+        if let Some(panels) = state.panels.as_mut().filter(|_| Self::packs(count)) {
+            return self.scores_by_lane::<T>(io, head, rows, span, panels, state.scores);
+        }
+        let cache = io.input::<T>(1);
+        self.runs(io, rows.sequence, span, |keys, at| self.scores_of_run(cache, head, count, keys, at, state));
+    }
+
+    /// Scores of `count` rows for keys `keys` of the span. A key that is nowhere is zero.
+    fn scores_of_run<T: Element>(
         &self,
         cache: &[T],
         head: usize,

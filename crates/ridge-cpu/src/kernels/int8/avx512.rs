@@ -320,8 +320,7 @@ unsafe fn abreast<B: Interleaved, const N: usize, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     let Avx512Room { unpacked, of_x } = room;
-    // Of a number that the compiler knows it unrolls the loop over what shares a scale whole, and spills its registers.
-    let elements = std::hint::black_box(part.elements.clone());
+    let elements = part.elements.clone();
     while first + N <= x.layout.rows {
         let (mut codes, mut scales): ([&[[i8; 4]]; N], _) = ([&[]; N], [0f32; N]);
         for nth in 0..N {
@@ -359,6 +358,9 @@ unsafe fn abreast<B: Interleaved, const N: usize, const C: usize>(
 
 /// What the products of `16 C` rows of the weight with `N` of x stand for but for the scales of x.
 ///
+/// # Panics
+/// When a row of x has more than a group of K, or fewer elements than the first.
+///
 /// # Safety
 /// There is AVX-512 VNNI.
 #[inline]
@@ -369,44 +371,47 @@ unsafe fn products<B: Interleaved, const N: usize, const C: usize>(
     of_x: &OfX,
 ) -> [[__m512; C]; N] {
     let words = const { B::GROUP / 4 };
+    assert!(C <= unpacked.len() && x.iter().all(|row| row.len() >= x[0].len()) && x[0].len() <= GROUP / 4);
+    // Of a number that the compiler knows or can bound it unrolls the loop whole, and spills its registers. So there are no
+    // bounds to check in it either.
+    let groups = std::hint::black_box(x[0].len() / words);
+    let x = x.map(|row| row.as_ptr().cast::<i32>());
     let mut sums = [[_mm512_setzero_ps(); C]; N];
-    for group in 0..x[0].len() / words {
+    for group in 0..groups {
         let unit = group * (B::GROUP / SUMMED);
         let mut integers = [[_mm512_setzero_si512(); C]; N];
         for r in 0..N {
             if B::ABOVE != 0 {
-                integers[r] = [_mm512_set1_epi32(of_x.begin[r][unit]); C];
+                // SAFETY: a row has as many units as groups of K have.
+                integers[r] = [_mm512_set1_epi32(unsafe { *of_x.begin[r].get_unchecked(unit) }); C];
             }
         }
-        let mut of_group = x;
-        for x in &mut of_group {
-            *x = &x[group * words..][..words];
-        }
-        for word in 0..words {
+        for word in group * words..(group + 1) * words {
             let mut codes = [_mm512_setzero_si512(); C];
             for c in 0..C {
-                // SAFETY: a vector, aligned as what it lies in.
-                codes[c] = unsafe { load(&unpacked[c].codes[group * words + word]) };
+                // SAFETY: a vector, aligned as what it lies in, of the words that there are.
+                codes[c] = unsafe { load(unpacked[c].codes.get_unchecked(word)) };
             }
             for r in 0..N {
-                let four = of_group[r][word].map(i8::cast_unsigned);
-                let four = _mm512_set1_epi32(i32::from_ne_bytes(four));
+                // SAFETY: every row of x has so many words.
+                let four = _mm512_set1_epi32(unsafe { x[r].add(word).read_unaligned() });
                 for c in 0..C {
                     integers[r][c] = _mm512_dpbusd_epi32(integers[r][c], codes[c], four);
                 }
             }
         }
         for c in 0..C {
-            // SAFETY: vectors, aligned as what they lie in.
-            let scale = unsafe { _mm512_load_ps(unpacked[c].scales[group].as_ptr()) };
+            // SAFETY: vectors, aligned as what they lie in, of the groups that there are.
+            let scale = unsafe { _mm512_load_ps(unpacked[c].scales.get_unchecked(group).as_ptr()) };
             for r in 0..N {
                 sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[r][c]), scale, sums[r][c]);
             }
             if B::MINIMA {
                 // SAFETY: as above.
-                let minimum = unsafe { _mm512_load_ps(unpacked[c].minima[group].as_ptr()) };
+                let minimum = unsafe { _mm512_load_ps(unpacked[c].minima.get_unchecked(group).as_ptr()) };
                 for r in 0..N {
-                    let of_x = _mm512_set1_ps(of_x.sums[r][unit]);
+                    // SAFETY: a row has as many units as groups of K have.
+                    let of_x = _mm512_set1_ps(unsafe { *of_x.sums[r].get_unchecked(unit) });
                     sums[r][c] = _mm512_fnmadd_ps(minimum, of_x, sums[r][c]);
                 }
             }

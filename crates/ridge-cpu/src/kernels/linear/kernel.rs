@@ -5,6 +5,8 @@ use std::ops::Range;
 use ridge_graph::DType;
 
 use super::tile;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::LaneProduct;
 use crate::io::KernelIo;
 use crate::kernels::{int8, quant};
 use crate::simd::{self, LANES};
@@ -75,6 +77,9 @@ pub(super) struct LinearKernel {
     /// Is it one row by weights of f32?
     #[cfg(target_arch = "x86_64")]
     pub(super) by_one_row: bool,
+    /// How panels of lanes are multiplied, if x is packed in them.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) by_lane: Option<LaneProduct>,
 }
 
 impl LinearKernel {
