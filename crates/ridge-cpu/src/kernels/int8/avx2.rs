@@ -2,7 +2,7 @@
 //!
 //! Codes of weights are taken as bytes that are not negative, above what they are; what that adds to each sum is taken
 //! away from it as a float, exactly: sums are below 2^24. Pairs of products are added up as 16-bit integers as long as
-//! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `stream.rs` adds
+//! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `lanes.rs` adds
 //! them, to the same bits. Multiplied as 16-bit integers, which takes no signs, they took as long on Zen 4.
 //!
 //! Floor: for 4 elements of 8 rows a multiplication and an addition.

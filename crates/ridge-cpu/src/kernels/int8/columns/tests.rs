@@ -77,7 +77,7 @@ fn check<B: Wide>(
     columns: usize,
     rows: usize,
 ) {
-    let layout = CodeLayout { rows, inner, side: 1, by: CodeMultiplier::Stream };
+    let layout = CodeLayout { rows, inner, by: CodeMultiplier::Stream };
     let mut rng = Rng::new((inner + rows) as u64);
     let mut x: Vec<f32> = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| *x as f32).collect();
     x[..inner.min(40)].fill(3.0);
@@ -91,7 +91,7 @@ fn check<B: Wide>(
     let aligned = bytes.as_ptr().align_offset(64);
     let bytes = &mut bytes[aligned..][..layout.bytes()];
     for (row, x) in x.chunks_exact(inner).enumerate() {
-        layout.put(row, x, &mut bytes[layout.before(row)..][..layout.strip()]);
+        layout.put(x, &mut bytes[row * layout.row_bytes()..][..layout.row_bytes()]);
     }
     let x = ActivationCodes::new(layout, bytes);
     let rows_of_weight = data;
