@@ -323,9 +323,9 @@ impl CpuKernel for LinearKernel {
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
             return if self.on_panels() {
-                self.prepare_on_panels(io, pieces)
+                self.prepare_on_panels(io, pieces);
             } else {
-                self.prepare_on_tiles(io, pieces)
+                self.prepare_on_tiles(io, pieces);
             };
         }
         #[cfg(target_arch = "x86_64")]

@@ -1,19 +1,18 @@
-//! Blocks of 16 rows of a weight taken apart into codes and scales, with instructions of their own for each format, so
-//! that few rows of x wait for memory and not for them.
+//! Blocks of 16 rows of a weight taken apart into codes and scales, with instructions of their own for each format, on their way
+//! to matrix tiles.
 //!
 //! Codes come as four vectors for 256 elements, in whatever order a format's bits give cheapest, each so much above its
 //! value that none is negative: as the instructions want them that multiply bytes. Scales and minima come for 16 rows at
 //! once, gathered a word at a time.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm512_and_si512,
-    _mm512_broadcast_i32x4, _mm512_broadcast_i64x4, _mm512_castsi128_si512, _mm512_castsi256_si512,
-    _mm512_castsi512_si256, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_extracti32x4_epi32,
-    _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_mask_add_epi8,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi16, _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srli_epi16,
-    _mm512_srli_epi32, _mm512_srlv_epi16, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi8,
-    _mm512_sub_epi32, _mm512_test_epi8_mask, _mm512_xor_ps, _mm512_xor_si512,
+    __m256i, __m512, __m512i, _mm_loadu_si128, _mm256_loadu_si256, _mm512_and_si512, _mm512_broadcast_i32x4,
+    _mm512_broadcast_i64x4, _mm512_castsi128_si512, _mm512_castsi256_si512, _mm512_castsi512_si256,
+    _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_i32gather_epi32, _mm512_inserti32x4,
+    _mm512_inserti64x4, _mm512_loadu_si512, _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
+    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi16,
+    _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_srlv_epi16, _mm512_srlv_epi32,
+    _mm512_storeu_ps, _mm512_sub_epi32, _mm512_test_epi8_mask, _mm512_xor_ps, _mm512_xor_si512,
 };
 
 use ridge_graph::format::{

@@ -21,19 +21,19 @@ pub(in crate::kernels) type ToTiles = fn(&OfRows<'_>, &mut Taken, &mut [Words]);
 
 /// The codes of a row.
 #[repr(C, align(64))]
-struct Line([i8; SHORT]);
+struct RowCodes([i8; SHORT]);
 
 /// What blocks are taken apart into on the way.
 pub(in crate::kernels) struct Taken {
     scales: Scales,
-    line: Line,
+    line: RowCodes,
     padded: [u8; PADDED],
 }
 
 impl Taken {
     pub(in crate::kernels) fn new() -> Self {
         const LINES: [[f32; SIDE]; SHORT / 16] = [[0.0; SIDE]; SHORT / 16];
-        Self { scales: Scales { scales: LINES, minima: LINES }, line: Line([0; SHORT]), padded: [0; PADDED] }
+        Self { scales: Scales { scales: LINES, minima: LINES }, line: RowCodes([0; SHORT]), padded: [0; PADDED] }
     }
 }
 
