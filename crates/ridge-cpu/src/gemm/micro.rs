@@ -56,13 +56,14 @@ impl Ahead {
 
 /// Tiles that are added to the sums in the end, one after another: `apart` elements before the one that the sums begin with, as
 /// far before that, and so on. The last of them is where the sums go.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Merge {
     pub(super) count: usize,
     pub(super) apart: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Merge {
     pub(super) const NOTHING: Self = Self { count: 0, apart: 0 };
 }

@@ -5,7 +5,8 @@
 //! they lie, in rows of K. An output is a sum over K in [`LANES`] partial sums and a fixed tree, element `k` going to lane
 //! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for a few
 //! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
-//! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
+//! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop. Of many rows with AVX2 or
+//! AVX-512 each lane is a product of its own, of the same bits (`by_lane.rs`).
 //! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles
 //! where the machine has them (`on_panels.rs` if they are repacked for it, else `on_tiles.rs`), by x of bf16 in pairs where it
 //! has instructions for that (`in_pairs.rs`), and one row by weights of f32 has a loop of its own (`one_row.rs`).

@@ -24,6 +24,7 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
         (2112, 33, 90),
         (4160, 200, 100),
         (8192, 33, 150),
+        (8216, 9, 60),
     ] {
         let plain = [
             (DType::F32, DType::F32, None),
