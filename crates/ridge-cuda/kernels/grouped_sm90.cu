@@ -6,9 +6,11 @@
 // copies of 16 bytes, and weights by the copy engine. Weights in blocks come as they are stored, chunks of 256 elements, to a ring of RAW
 // stages, by a warpgroup of its own, and DECODERS warpgroups decode them to D into the first ring. Each of CONSUMERS warpgroups multiplies 64 rows of every tile.
 // Defines: D, a 16-bit float; GATHERED, 0 or 1: are the rows of x those that `index` names?; CONSUMERS; COLUMNS; STAGES; ATOMS; GROUPS; BLOCKED, 1
-// for weights in blocks, with their FORMAT, RAW, DECODERS, warpgroups, and RESIDENT, blocks of a multiprocessor; GATED, 1 for two weights, whose products of a tile are gated: the first half of a tile's
+// for weights in blocks, with their FORMAT, RAW, DECODERS, warpgroups, and RESIDENT, blocks of a multiprocessor; SCALED, 1 for weights of codes
+// with scales, which are decoded as blocks are, with SPAN, elements of a column that share a scale, 0 where all do; GATED, 1 for two weights, whose products of a tile are gated: the first half of a tile's
 // columns is of `w`, the gate, and the other of `other`.
-// Numbers: rows, rows of x, columns, depth (a multiple of 8, of the block with blocks). For other architectures it is empty, and is not
+// Numbers: rows, rows of x, columns, depth (a multiple of 8, of the block with blocks); with SCALED the scales of a group, columns that share
+// some, and those of such columns. For other architectures it is empty, and is not
 // launched.
 
 // Elements of depth of a slice: ATOMS times 64, which are 128 bytes of each row or column.
@@ -35,7 +37,13 @@
 #define PIECES ((FORMAT::BYTES + 15 + 15) / 16)
 #define STRIDE ((PIECES | 1) * 16)
 #define RAW_BYTES (COLUMNS * STRIDE)
+// Columns that a thread decodes groups of.
+#define DECODED (COLUMNS / (64 * DECODERS))
+#if SCALED
+#define ENTRY grouped_codes_sm90
+#else
 #define ENTRY grouped_blocks_sm90
+#endif
 #else
 #define ENTRY grouped_sm90
 #define WEIGHT(w) const __grid_constant__ TensorMap w
@@ -46,8 +54,11 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
 #if GATED
     WEIGHT(other),
 #endif
+#if SCALED
+    const float* __restrict__ scales,
+#endif
     const D::Raw* __restrict__ x, const int* __restrict__ offsets, const int* __restrict__ index, D::Raw* __restrict__ y,
-    const Numbers<4> n
+    const Numbers<4 + 3 * SCALED> n
 ) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ u8 shared[];
@@ -201,14 +212,33 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
         for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
             int group, first, end, column;
             find(t, group, first, end, column);
+#if SCALED
+            const float* of_column[DECODED];
+#pragma unroll
+            for (int i = 0; i < DECODED; ++i) {
+                const int line = i * 64 * DECODERS + (threadIdx.x - 256) / 2;
+                of_column[i] = scales + group * n.v[4] + min(column + line, columns - 1) / (int)n.v[5] * n.v[6];
+            }
+#endif
             for (int s = 0; s < slices; ++s, ++at) {
                 const u32 stage = at % STAGES, to = ring + stage * SLICE + SLICE_X, from = chunk_at % RAW;
                 const int within = s % (CHUNK / DEPTH);
+#if SCALED
+                // On their way while the codes are waited for.
+                float factor[DECODED][ATOMS];
+#pragma unroll
+                for (int i = 0; i < DECODED; ++i)
+#pragma unroll
+                    for (int a = 0; a < ATOMS; ++a) {
+                        const int k = min(s * DEPTH + 64 * a + 32 * g, depth - 1);
+                        factor[i][a] = __ldg(of_column[i] + (SPAN ? k / (SPAN ? SPAN : 1) : 0));
+                    }
+#endif
                 if (within == 0) barrier_wait(raw_full + 8 * from, chunk_at / RAW & 1);
                 barrier_wait(empty + 8 * stage, ~(at / STAGES) & 1);
                 // A thread has one of two groups of a column.
 #pragma unroll
-                for (int i = 0; i < COLUMNS / (64 * DECODERS); ++i) {
+                for (int i = 0; i < DECODED; ++i) {
                     const int line = i * 64 * DECODERS + (threadIdx.x - 256) / 2;
                     // Where a column begins within 16 bytes.
                     const u32 place = (u32)(group * columns + min(column + line % WIDTH, columns - 1)) * (u32)row_bytes
@@ -218,7 +248,11 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + OTHERS), BLOCKED ? RE
 #pragma unroll
                     for (int a = 0; a < ATOMS; ++a) {
                         uint4 values[4];
+#if SCALED
+                        FORMAT::decoded<D>(chunk, 2 * (ATOMS * within + a) + g, factor[i][a], values);
+#else
                         Group<FORMAT, D>::decoded(chunk, 2 * (ATOMS * within + a) + g, values);
+#endif
 #pragma unroll
                         for (int part = 0; part < 4; ++part) {
                             // What lies behind the last group is nothing.

@@ -7,12 +7,11 @@
 // in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two products as they come from
 // memory.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
-// Rows beyond ROWS are those of further blocks. With GROUPED 1 (`grouped_codes_rows`), groups of rows have weights of their own, and rows of
-// x are those that an index names if GATHERED is 1; there is neither ADD, BIAS nor NORM, and the weights are one or two.
+// Rows beyond ROWS are those of further blocks.
 // Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, 8 or 16; WARPS; RING; COUNT weights;
 // ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of the one row of x is made on
 // the way, 0 for none, with its NORM_TYPE; QUANTISE, rows at most, of dtype D, that become codes on the way, 0 where x is codes.
-// Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight; with GROUPED then rows of x, groups.
+// Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight.
 
 #define BY_ROWS 1
 #define BY_BLOCKS 2
@@ -32,9 +31,6 @@ typedef D::Raw Given;
 #define TILES (ROWS / 8)
 #define SIDES (SWIGLU ? 2 : 1)
 #define STAGES (RING / (WARPS * 32 * SIDES * 2 * 16))
-#if !GROUPED
-#define GATHERED 0
-#endif
 
 struct Pointers { const Element* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
 // Of x, then of each weight.
@@ -93,26 +89,13 @@ typedef Pieces<CODE> Piece;
 typedef Pieces<D> Piece;
 #endif
 
-#if GROUPED
-#define ENTRY grouped_codes_rows
-#else
-#define ENTRY linear_rows
-#endif
-
 extern "C" __global__
-#if GROUPED
-__launch_bounds__(WARPS * 32, 4)
-#else
 __launch_bounds__(WARPS * 32)
-#endif
-void ENTRY(
+void linear_rows(
     const Given* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps, Pointers p,
-    Numbers<2 + COUNT + 2 * GROUPED> n
+    Numbers<2 + COUNT> n
 #if SCALED
     , Scales scales
-#endif
-#if GROUPED
-    , const int* __restrict__ offsets, const int* __restrict__ index
 #endif
 ) {
     extern __shared__ uint4 ring[];
@@ -146,27 +129,7 @@ void ENTRY(
     const i64 column = tile * 16;
     // Scales along the depth, of a row or column.
     [[maybe_unused]] const int across = SCALED == BY_BLOCKS ? (int)((depth + BLOCK - 1) / BLOCK) : 1;
-#if GROUPED
-    others_may_begin();
-    after_others();
-    int group;
-    const GroupKind kind = find_group(offsets, (int)n.v[3 + COUNT], group);
-    if (kind == NO_GROUP) return;
-    if (kind == ROWS_BEHIND) {
-        for (i64 i = offsets[n.v[3 + COUNT]] + (threadIdx.x >> 4); i < n.v[0]; i += WARPS * 2)
-            if (column + (threadIdx.x & 15) < columns) out[i * columns + column + (threadIdx.x & 15)] = D::store(0.0f);
-        return;
-    }
-    const int end = offsets[group + 1];
-    int first = offsets[group];
-#pragma unroll
-    for (int s = 0; s < SIDES; ++s) {
-        w[s] += group * columns * depth;
-        of_columns[s] += group * (SCALED == BY_BLOCKS ? (columns + BLOCK - 1) / BLOCK * across : columns);
-    }
-#else
     const int end = (int)n.v[0], first = blockIdx.y * ROWS;
-#endif
     const i64 upper = min(column + row, columns - 1) * depth, lower = min(column + row + 8, columns - 1) * depth;
     // A lane copies and reads its own 16 bytes of each row alone, so the ring needs no barrier.
     const u32 mine = shared_address(ring + threadIdx.x);
@@ -186,10 +149,6 @@ void ENTRY(
 #if SCALED == BY_BLOCKS
     float* of_blocks = (float*)((u8*)ring + RING);
 #endif
-#if GROUPED
-#pragma unroll 1
-    for (; first < end; first += QUANTISE ? QUANTISE : ROWS) {
-#endif
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch(begin + i * WARPS * DEPTH, i);
 #if SCALED == BY_BLOCKS
@@ -199,21 +158,11 @@ void ENTRY(
         of_blocks[i] = from[column / BLOCK * across + i];
     }
 #endif
-#if !GROUPED
     others_may_begin();
     after_others();
-#endif
     // Where row `y` of this block is in x: of rows that are not there, anywhere.
     const int rows = min(end - first, QUANTISE ? QUANTISE : ROWS);
-#if GROUPED
-    auto named = [&](int y) {
-        const int at = y < rows ? (GATHERED ? index[first + y] : first + y) : -1;
-        return at < n.v[2 + COUNT] ? at : -1;
-    };
-    auto place_of = [&](int y) { return (i64)max(named(y), 0); };
-#else
     auto place_of = [&](int y) { return (i64)first + min(y, rows - 1); };
-#endif
 #if NORM
     __shared__ float squares[32];
     const float unit = unit_of_row<D, NORM>(x, (int)depth, eps, squares);
@@ -370,15 +319,6 @@ void ENTRY(
         if (BIAS) value = value + at<BIAS_TYPE>(bias, column + c);
         if (SWIGLU) value = gated<D>(value, total[SIDES - 1]);
         if (ADD) value = D::load(r[place]) + D::wrap(value);
-#if GROUPED
-        // Rows that are not in x are zeros.
-        if (named(y) < 0) value = 0.0f;
-#endif
         out[place] = D::store(value);
     }
-#if GROUPED
-    copies_wait<0>();
-    __syncthreads();
-    }
-#endif
 }

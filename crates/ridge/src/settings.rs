@@ -26,10 +26,11 @@ impl NumberSettings {
 }
 
 /// Whether activations are rounded before they are multiplied by weights that are codes: on the CPU to int8 by block-quantised
-/// ones, on a GPU to fp8 by those in [`ScaledFormat::F8_ROWS`](ridge_graph::format::ScaledFormat::F8_ROWS).
+/// ones, on a GPU to 8 bits by those that have a
+/// [`ScaledFormat::of_activations`](ridge_graph::format::ScaledFormat::of_activations).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationMode {
-    /// The faster for each: on a CPU with AMX exact for tokens of a prompt if activations are bf16, else int8; on a GPU fp8.
+    /// The faster for each: on a CPU with AMX exact for tokens of a prompt if activations are bf16, else int8; on a GPU 8 bits.
     #[default]
     Auto,
     /// Int8 on the CPU, and exact on a GPU, which has no such products.

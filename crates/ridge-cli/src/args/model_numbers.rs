@@ -22,7 +22,8 @@ pub(crate) struct ModelSettings {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Precision")]
 pub(crate) struct NumberArgs {
-    /// Store matrices in this format, converted while loading; f8 is E4M3 with one scale per row, for the matrices of layers
+    /// Store matrices in this format, converted while loading; f8 (E4M3) and int8 have one scale per row and are for the
+    /// matrices of layers
     #[arg(long, value_parser = storage_formats(), ignore_case = true)]
     format: Option<String>,
 
@@ -36,7 +37,7 @@ pub(crate) struct NumberArgs {
     cache_dtype: Option<String>,
 
     /// Activations in products with quantised weights: exact, or rounded to int8 with one scale per 256 values (on the CPU, by
-    /// block-quantised weights) or to fp8 with one scale per token (on a GPU, by weights in f8)
+    /// block-quantised weights) or to 8 bits as the weights are (on a GPU, by weights in f8 or int8 with scales of rows or of blocks)
     #[arg(long, value_enum, default_value = "auto")]
     activations: ActivationArg,
 }
@@ -44,7 +45,8 @@ pub(crate) struct NumberArgs {
 /// Values of `--activations`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ActivationArg {
-    /// The faster one: on the CPU exact for prompts if activations are bf16 and it has AMX, int8 otherwise; on a GPU fp8
+    /// The faster one: on the CPU exact for prompts if activations are bf16 and it has AMX, int8 otherwise; on a GPU 8 bits by
+    /// weights of 8 bits
     Auto,
     /// Int8 on the CPU, exact on a GPU
     Int8,
@@ -63,7 +65,7 @@ impl NumberArgs {
         };
         let format = |name: &String| {
             let name = name.to_ascii_lowercase();
-            let rows = (name == F8).then(|| FormatRef::new(ScaledFormat::F8_ROWS));
+            let rows = ROWS.iter().find(|(own, _)| *own == name).map(|(_, format)| FormatRef::new(*format));
             rows.or_else(|| FormatRef::from_name(&name)).ok_or_else(|| refused("--format", &name, "is not a format"))
         };
         let numbers = NumberSettings {
@@ -71,7 +73,7 @@ impl NumberArgs {
             dtype: self.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
             cache_dtype: match self.cache_dtype.as_deref() {
                 Some(name) => match &*name.to_ascii_lowercase() {
-                    "int8" | "i8" => Some(DType::I8),
+                    INT8 | "i8" => Some(DType::I8),
                     F8 | "f8e4m3" => Some(DType::F8E4M3),
                     _ => Some(dtype("--cache-dtype", name)?),
                 },
@@ -90,18 +92,20 @@ impl NumberArgs {
 /// Dtypes of activations and unquantised matrices, by name.
 pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
 
-/// Name of [`ScaledFormat::F8_ROWS`] on the command line.
 const F8: &str = "f8";
+const INT8: &str = "int8";
+/// Formats of codes with a scale for each row, by their names on the command line.
+const ROWS: [(&str, ScaledFormat); 2] = [(F8, ScaledFormat::F8_ROWS), (INT8, ScaledFormat::INT8_ROWS)];
 
-/// Parses the name of a format that weights can have in memory.
 /// Names of dtypes of a cache, and of those that reports show.
 fn cache_dtypes() -> PossibleValuesParser {
-    let aliased = [PossibleValue::new("int8").alias("i8"), PossibleValue::new(F8).alias("f8e4m3")];
+    let aliased = [PossibleValue::new(INT8).alias("i8"), PossibleValue::new(F8).alias("f8e4m3")];
     ["f32", "bf16", "f16"].map(PossibleValue::new).into_iter().chain(aliased).collect::<Vec<_>>().into()
 }
 
+/// Parses the name of a format that weights can have in memory.
 fn storage_formats() -> PossibleValuesParser {
-    format::all().iter().map(|f| f.name()).chain([F8]).collect::<Vec<_>>().into()
+    format::all().iter().map(|f| f.name()).chain(ROWS.map(|(name, _)| name)).collect::<Vec<_>>().into()
 }
 
 /// Parses the name of a storage format of files.

@@ -166,6 +166,9 @@ fn numbers_may_be_kept_in_other_ways() {
         &["--cache-dtype", "int8"],
         &["--cache-dtype", "f8"],
         &["--dtype", "bf16", "--cache-dtype", "int8"],
+        &["--format", "f8"],
+        &["--format", "int8"],
+        &["--format", "int8", "--dtype", "bf16"],
         &["--format", "q8_0"],
         &["--format", "q8_0", "--dtype", "bf16", "--cache-dtype", "bf16"],
     ] {

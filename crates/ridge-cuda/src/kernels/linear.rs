@@ -299,7 +299,6 @@ impl<'a> LinearCall<'a> {
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let defines = [
             ("D", name(self.x().dtype)),
-            ("GROUPED", "0"),
             ("SCALED", x.scaled()),
             ("CODE", x.code()),
             ("QUANTISE", flag(matches!(x, StreamedX::Quantised(_)))),

@@ -1,7 +1,7 @@
 //! Linears by weights in the block formats of GGUF: `kernels/linear_blocks.cu` reads them in their own bits for few rows; for
 //! many, `kernels/decode_blocks.cu` decodes them ahead of matrix products.
 
-use ridge_graph::format::{self, BlockFormat};
+use ridge_graph::format::{self, BlockFormat, CodeType, ScaledFormat};
 use ridge_graph::{DType, FormatRef, Function};
 
 use super::entry::CudaKernelEntry;
@@ -85,6 +85,16 @@ pub(super) struct BlockText {
 impl BlockText {
     const fn of<F: BlockFormat>(name: &'static str) -> Self {
         Self { name, bytes: CHUNK / F::ELEMENTS * F::BYTES, scales: CHUNK / F::GROUP }
+    }
+
+    /// Codes with scales, which a text of their own decodes; `None` for those that it does not have.
+    pub(super) fn of_codes(format: &FormatRef) -> Option<Self> {
+        let name = match format.downcast::<ScaledFormat>()?.codes {
+            CodeType::F8E4M3 => "Codes<F8E4M3>",
+            CodeType::Int8 => "Codes<I8>",
+            CodeType::F8E5M2 => return None,
+        };
+        Some(Self { name, bytes: CHUNK, scales: 0 })
     }
 
     pub(super) fn find(format: &FormatRef) -> Option<Self> {

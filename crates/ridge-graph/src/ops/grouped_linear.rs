@@ -212,6 +212,33 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     ];
     samples.extend(of_cases(&mut Rng::new(61), dtype, &many));
     samples.extend(in_blocks(&mut Rng::new(62), dtype));
+    samples.extend(of_codes(&mut Rng::new(63), dtype));
+    samples
+}
+
+/// Weights of codes with scales: more rows of a group than a tile has, several tiles of columns, and a row that ends within a block.
+fn of_codes(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let formats = [
+        (CodeType::F8E4M3, ScaleLayout::Block),
+        (CodeType::F8E4M3, ScaleLayout::Row),
+        (CodeType::Int8, ScaleLayout::Row),
+        (CodeType::Int8, ScaleLayout::Group(32)),
+    ];
+    let mut samples = Vec::new();
+    for (codes, scales) in formats {
+        for (groups, columns, inner) in [([9, 0, 31, 70], 150, 288), ([250, 0, 1, 140], 131, 192)] {
+            let n: usize = groups.iter().sum();
+            let w = rng.normal(DType::F32, &[groups.len(), columns, inner]);
+            samples.push(
+                of(true)
+                    .input(rng.normal(dtype, &[19, inner]))
+                    .stored(&w, &FormatRef::new(ScaledFormat::new(codes, scales)))
+                    .input(offsets(&groups))
+                    // With rows of none behind the last group.
+                    .input(rng.integers(DType::I32, &[n + 2], -1, 20)),
+            );
+        }
+    }
     samples
 }
 

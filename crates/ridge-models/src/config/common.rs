@@ -4,6 +4,7 @@ use ridge_files::checkpoint::matches;
 use ridge_graph::DType;
 use serde_json::{Map, Value};
 
+use super::compressed_tensors;
 use super::fields::{Fields, TokenIds};
 use crate::error::Result;
 
@@ -33,12 +34,12 @@ pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
 }
 
 /// Requires that the weights are not quantised, or f8e4m3 codes with a scale for each block of 128 x 128, for each row or for
-/// all, which [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) reads. Which tensors are, they show themselves. Scales of
+/// all, or int8 codes with one for each row or for all, which [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) reads. Which tensors are, they show themselves. Scales of
 /// activations are found at run time whatever the file says.
 fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
     let Some(mut block) = fields.object("quantization_config")? else { return Ok(()) };
     match block.raw("quant_method").and_then(Value::as_str) {
-        Some("compressed-tensors") => return check_compressed_tensors(block),
+        Some("compressed-tensors") => return compressed_tensors::check(block),
         Some(MXFP4) if fields.raw("model_type").and_then(Value::as_str) == Some("gpt_oss") => {
             return NotConverted::read(block).map(|_| ());
         }
@@ -101,42 +102,6 @@ impl NotConverted {
         };
         self.0.iter().any(|name| begins(name) || module.ends_with(name.as_str()))
     }
-}
-
-/// As [`check_quantization`], of the blocks that llm-compressor writes.
-fn check_compressed_tensors(mut block: Fields<'_>) -> Result<()> {
-    const REMEDY: &str = "Ridge reads 8-bit floats with a scale for each channel, tensor or block of 128 x 128: choose an fp8 \
-                          checkpoint of the model";
-    if block.raw("format").and_then(Value::as_str) != Some("float-quantized") {
-        return Err(block.wrong("format", "is not float-quantized", REMEDY));
-    }
-    block.must_be("kv_cache_scheme", Value::Null)?;
-    block.must_be("transform_config", Map::<String, Value>::new())?;
-    let dense = |value: &Value| value.get("format").is_none_or(|format| format == "dense");
-    if block.raw("sparsity_config").is_some_and(|value| !value.is_null() && !dense(value)) {
-        return Err(block.wrong("sparsity_config", "is not dense", "choose a checkpoint without sparsity"));
-    }
-    let groups = block.raw("config_groups").and_then(Value::as_object);
-    let weights = groups.into_iter().flat_map(|groups| groups.values()).map(|group| group.get("weights"));
-    for weights in weights {
-        let key = |name: &str| weights.and_then(|weights| weights.get(name));
-        let is = |name: &str, only: Value| key(name) == Some(&only);
-        let strategy = key("strategy").and_then(Value::as_str).unwrap_or_default();
-        let blocks = is("block_structure", Value::from(vec![128, 128]));
-        let suits = matches!(strategy, "channel" | "tensor") || strategy == "block" && blocks;
-        if !(suits && is("num_bits", 8.into()) && is("type", "float".into()) && !is("symmetric", false.into())) {
-            return Err(block.wrong("config_groups", "has weights that are stored otherwise", REMEDY));
-        }
-    }
-    block.harmless(&[
-        "config_groups",
-        "ignore",
-        "quantization_status",
-        "global_compression_ratio",
-        "version",
-        "sparsity_config",
-    ]);
-    block.finish()
 }
 
 /// `torch_dtype`, which newer files call `dtype`.

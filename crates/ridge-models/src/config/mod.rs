@@ -8,6 +8,7 @@
 //! Read `fields.rs` for the helper, then `rope.rs` and `decoder.rs` for what decoders share.
 
 mod common;
+mod compressed_tensors;
 mod decoder;
 mod fields;
 mod generation;
