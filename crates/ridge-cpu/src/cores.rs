@@ -13,7 +13,7 @@ use ridge_hw::cpu::Cpu;
 use ridge_hw::environment::Environment;
 use ridge_hw::topology;
 
-use crate::placement::{stay_on, usable_cpus};
+use crate::affinity::{stay_on, usable_cpus};
 
 /// With fewer CPUs than these nothing is timed: what may be won does not pay for the risk of a wrong finding.
 const LEAST_CPUS: usize = 16;

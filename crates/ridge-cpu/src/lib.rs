@@ -29,6 +29,7 @@
 //! output element is computed by one thread in an order that its own extents fix.
 #![allow(unsafe_code)] // kernels, and memory that threads share; each block says why it is sound
 
+mod affinity;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod backend;
