@@ -60,11 +60,9 @@ impl Packing {
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Bf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "x86_64")]
-            (
-                Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx,
-                Some(format),
-                _,
-            ) => block(format).map(Self::Words),
+            (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16, Some(format), _) => {
+                block(format).map(Self::Words)
+            }
             #[cfg(target_arch = "aarch64")]
             (Isa::NeonBf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "aarch64")]

@@ -25,6 +25,10 @@ mod neon;
 mod rows;
 mod scale;
 #[cfg(target_arch = "x86_64")]
+mod stream;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod unpack;
 mod weight;
 mod x;
@@ -52,9 +56,8 @@ fn past<B: avx512::Wide>(
     out: &mut [f32],
 ) {
     match simd::isa() {
-        simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 | simd::Isa::Amx => {
-            avx512::multiply::<B>(weight, rows, x, room, out);
-        }
+        simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 => avx512::multiply::<B>(weight, rows, x, room, out),
+        simd::Isa::Amx if x.layout.rows == 1 => stream::stream::<B>(weight, rows, x, room, out),
         _ => avx2::multiply::<B>(weight, rows, x, room, out),
     }
 }
@@ -71,6 +74,8 @@ pub(super) fn codes(format: &FormatRef) -> Option<WeightCodes> {
             minima: B::MINIMA,
             unit: unit::<B>(),
             read: read::<B>,
+            #[cfg(target_arch = "x86_64")]
+            unpack: unpack::unpack::<B>,
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             stream: past::<B>,
         })
@@ -91,7 +96,9 @@ simd::vectorised! {
 pub(super) fn room(x: &CodeLayout) -> usize {
     match x.by {
         #[cfg(target_arch = "x86_64")]
-        CodeMultiplier::Stream => columns::room().max(avx512::room(x)),
+        CodeMultiplier::Tiles => tiles::room(x),
+        #[cfg(target_arch = "x86_64")]
+        CodeMultiplier::Stream => stream::room().max(columns::room()).max(avx512::room(x)),
         #[cfg(target_arch = "aarch64")]
         CodeMultiplier::Stream => columns::room(),
         CodeMultiplier::Lanes => 0,
@@ -108,6 +115,8 @@ pub(super) fn multiply(
     out: &mut [f32],
 ) {
     match x.layout.by {
+        #[cfg(target_arch = "x86_64")]
+        CodeMultiplier::Tiles => tiles::multiply(weight, rows, x, room, out),
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         CodeMultiplier::Stream => (weight.codes.stream)(weight, rows, x, room, out),
         CodeMultiplier::Lanes => {

@@ -82,20 +82,7 @@ fn takes(packing: Packing, x: DType, is_codes: bool, inner: usize, in_blocks: bo
     match packing {
         #[cfg(target_arch = "x86_64")]
         Packing::Tiles => !is_codes && amx::takes(x, inner),
-        Packing::Words(_) if in_blocks => inner > 0 && (is_codes || takes_blocks_on_tiles(x, inner)),
-        Packing::Words(_) => inner > 0 && !is_codes && x == DType::BF16,
-    }
-}
-
-/// Are weights in blocks multiplied on matrix tiles by x that is not codes? In any other dtype than bf16 their values would have to
-/// be more than one term.
-fn takes_blocks_on_tiles(x: DType, inner: usize) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return x == DType::BF16 && amx::takes(x, inner) && simd::isa() == simd::Isa::Amx;
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (x, inner);
-        false
+        Packing::Words(_) => inner > 0 && is_codes == in_blocks && (is_codes || x == DType::BF16),
     }
 }
 
@@ -191,9 +178,7 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
     let takes_panels = spec.inputs[first + 1..][..count].iter().all(|w| {
         let packing = Packing::of_operand(w);
-        let alike = w.format.is_some() == spec.inputs[first + 1].format.is_some();
-        alike
-            && packing.is_some_and(|packing| takes(packing, x.dtype, by_codes.is_some(), x.last(), w.format.is_some()))
+        packing.is_some_and(|packing| takes(packing, x.dtype, by_codes.is_some(), x.last(), w.format.is_some()))
     });
     let packed = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
@@ -252,8 +237,10 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     };
     #[cfg(target_arch = "aarch64")]
     let nanos_per_mac = if in_pairs { 0.008 } else { nanos_per_mac };
-    let nanos_per_mac = match (by_codes.is_some(), int8::by()) {
+    let nanos_per_mac = match (by_codes.is_some(), int8::by(rows)) {
         (false, _) => nanos_per_mac,
+        #[cfg(target_arch = "x86_64")]
+        (true, int8::CodeMultiplier::Tiles) => 0.0015,
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         (true, int8::CodeMultiplier::Stream) => 0.0015,
         (true, int8::CodeMultiplier::Lanes) => 0.01,
@@ -304,7 +291,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return if self.on_panels() { self.preparation_on_panels() } else { self.preparation_on_tiles() };
+            return if self.packed { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         if self.in_pairs {
@@ -323,11 +310,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return if self.on_panels() {
-                self.prepare_on_panels(io, pieces);
-            } else {
-                self.prepare_on_tiles(io, pieces);
-            };
+            return if self.packed { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
         }
         #[cfg(target_arch = "x86_64")]
         if let Some(product) = self.by_lane {
@@ -342,7 +325,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            if self.on_panels() {
+            if self.packed {
                 return self.run_on_panels(io, pieces, scratch);
             }
             return self.run_on_tiles(io, pieces, scratch);

@@ -13,13 +13,11 @@ use ridge_graph::with_block_format;
 use super::int8::unpack::OfRows;
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
-#[cfg(target_arch = "x86_64")]
-use crate::interleave::{Interleaving, Line};
 use crate::simd::vectorised;
 #[cfg(target_arch = "x86_64")]
 pub(super) use blocks::Taken;
 #[cfg(target_arch = "x86_64")]
-use blocks::{ToTiles, UnitToTiles};
+use blocks::ToTiles;
 
 /// How rows of one weight are read.
 #[derive(Clone, Copy)]
@@ -32,8 +30,6 @@ pub(super) struct BlockRows {
     read: fn(&[u8], &mut [f32]),
     #[cfg(target_arch = "x86_64")]
     to_tiles: ToTiles,
-    #[cfg(target_arch = "x86_64")]
-    unit_to_tiles: UnitToTiles,
 }
 
 /// Can rows stored so be read?
@@ -52,16 +48,8 @@ impl BlockRows {
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
                 to_tiles: blocks::to_tiles::<B>,
-                #[cfg(target_arch = "x86_64")]
-                unit_to_tiles: blocks::unit_to_tiles::<B>,
             })
         }, _ => None)
-    }
-
-    /// How such rows of `inner` elements are interleaved.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn interleaving(&self, inner: usize) -> Interleaving {
-        Interleaving::new(inner, self.block)
     }
 
     /// Bytes of a row.
@@ -81,12 +69,6 @@ impl BlockRows {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn blocks(&self, elements: usize) -> usize {
         elements / self.block[0]
-    }
-
-    /// As [`BlockRows::unpack`], of a unit of 16 interleaved rows.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn unpack_unit(&self, unit: &[Line], elements: usize, taken: &mut Taken, to: &mut [amx::Words]) {
-        (self.unit_to_tiles)(unit, elements, taken, to);
     }
 
     /// Brings blocks of at most 16 rows, and at most 256 elements of each, to tiles of bf16.

@@ -25,8 +25,6 @@ use super::int8::unpack::OfRows;
 use super::quant::{self, Taken};
 use crate::amx::tiles::{Tiles, from_room, two_by_one, two_by_three, two_by_two};
 use crate::amx::{Ahead, BLOCK, COLUMNS, ColumnLayout, DEPTH, FEW, LINE, SHORT, SIDE, TileSession, Words, split};
-use crate::bytes::view;
-use crate::interleave::{Interleaving, Line, ROWS};
 use crate::simd;
 
 /// A weight `[N, K]`, row-major.
@@ -40,15 +38,15 @@ pub(in crate::kernels) struct TileWeight<'a> {
 #[derive(Clone, Copy)]
 pub(in crate::kernels) enum WeightData<'a> {
     Plain(&'a [bf16]),
-    /// In blocks, whose values are rounded to bf16, of rows that are interleaved or one after another.
-    Blocks(&'a [u8], quant::BlockRows, Option<Interleaving>),
+    /// In blocks, whose values are rounded to bf16.
+    Blocks(&'a [u8], quant::BlockRows),
 }
 
 impl TileWeight<'_> {
     fn address(&self) -> *const u8 {
         match self.data {
             WeightData::Plain(data) => data.as_ptr().cast(),
-            WeightData::Blocks(data, ..) => data.as_ptr(),
+            WeightData::Blocks(data, _) => data.as_ptr(),
         }
     }
 
@@ -56,17 +54,17 @@ impl TileWeight<'_> {
     fn row_bytes(&self) -> usize {
         match self.data {
             WeightData::Plain(_) => self.inner * size_of::<bf16>(),
-            WeightData::Blocks(_, rows, _) => rows.bytes(),
+            WeightData::Blocks(_, rows) => rows.bytes(),
         }
     }
 
-    /// Rows, with those that fill the last group of interleaved ones.
+    /// Rows.
     fn len(&self) -> usize {
-        match self.data {
-            WeightData::Plain(data) => data.len() / self.inner,
-            WeightData::Blocks(data, _, Some(rows)) => data.len() / rows.bytes(ROWS) * ROWS,
-            WeightData::Blocks(data, rows, None) => data.len() / rows.bytes(),
-        }
+        let bytes = match self.data {
+            WeightData::Plain(data) => size_of_val(data),
+            WeightData::Blocks(data, _) => data.len(),
+        };
+        bytes / self.row_bytes()
     }
 }
 
@@ -98,26 +96,15 @@ impl WeightPart<'_> {
         self.weight.row_bytes()
     }
 
-    /// How its rows are interleaved, if they are.
-    fn interleaving(&self) -> Option<Interleaving> {
-        match self.weight.data {
-            WeightData::Blocks(_, _, interleaving) => interleaving,
-            WeightData::Plain(_) => None,
-        }
-    }
-
     /// All of it, if it is whole rows.
     pub(in crate::kernels) fn together(&self) -> Option<&[u32]> {
         let whole = self.steps == (0..self.weight.inner.div_ceil(DEPTH));
         let data = match self.weight.data {
             // SAFETY: any elements are bytes.
             WeightData::Plain(data) => unsafe { data.align_to::<u8>().1 },
-            WeightData::Blocks(data, ..) => data,
+            WeightData::Blocks(data, _) => data,
         };
-        let bytes = match self.interleaving() {
-            Some(rows) => &data[rows.bytes(self.rows.start)..rows.bytes(self.rows.end)],
-            None => &data[self.rows.start * self.stride()..self.rows.end * self.stride()],
-        };
+        let bytes = &data[self.rows.start * self.stride()..self.rows.end * self.stride()];
         // SAFETY: any bytes are words.
         whole.then(|| unsafe { bytes.align_to::<u32>().1 })
     }
@@ -125,16 +112,6 @@ impl WeightPart<'_> {
     /// Brings share `nth` of `shares` of it to cache, if it is a part of each row.
     fn fetch(&self, nth: usize, shares: usize) {
         if self.together().is_some() {
-            return;
-        }
-        if let Some(rows) = self.interleaving() {
-            let line = |step: usize| (step * DEPTH / SHORT * rows.unit_lines()).min(rows.group_lines());
-            let lines = line(self.steps.end) - line(self.steps.start);
-            for first in self.rows.clone().step_by(ROWS) {
-                let from = rows.bytes(first) + (line(self.steps.start) + lines * nth / shares) * size_of::<Line>();
-                let share = lines * (nth + 1) / shares - lines * nth / shares;
-                simd::fetch(self.weight.address().wrapping_add(from), share * size_of::<Line>());
-            }
             return;
         }
         let of_row = self.at(0, self.steps.end).addr().min(self.at(1, 0).addr()) - self.at(0, self.steps.start).addr();
@@ -172,7 +149,7 @@ pub(in crate::kernels) fn multiply(
         let at = if is_copied {
             match part.weight.data {
                 WeightData::Plain(data) => copy(part, data, steps.clone(), room),
-                WeightData::Blocks(data, rows, _) => widen(part, data, &rows, steps.clone(), room),
+                WeightData::Blocks(data, rows) => widen(part, data, &rows, steps.clone(), room),
             }
             let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
             Tiles { low, high, stride: LINE, step: size_of::<Words>() }
@@ -239,12 +216,6 @@ fn widen(part: &WeightPart<'_>, data: &[u8], rows: &quant::BlockRows, steps: Ran
                 to.iter_mut().for_each(|tile| tile[count * SIDE..].fill(0));
             }
             if count == 0 {
-                continue;
-            }
-            if let Some(interleaving) = part.interleaving() {
-                let lines: &[Line] = view::<u32>(&data[interleaving.bytes(first)..]).as_chunks().0;
-                let unit = &lines[from * DEPTH / SHORT * interleaving.unit_lines()..];
-                rows.unpack_unit(unit, tiles * DEPTH, &mut taken, to);
                 continue;
             }
             let at = rows.offset(first, from * DEPTH);

@@ -2,7 +2,7 @@
 //! apart once and multiplied by all rows of x while they are in first-level cache.
 //!
 //! Codes of weights are bytes that are not negative, above what they are; what that adds to a sum is what its integer
-//! begins with less. Floats are added up in the order of `lanes.rs`, to the same bits.
+//! begins with less. Floats are added up in the order of `stream.rs`, to the same bits.
 //!
 //! Floor: for 4 elements of 16 rows of the weight and a row of x one product, one a cycle on Zen 4. 32 elements that share a
 //! scale also take a conversion and one or two multiplications of floats, which leaves 73 to 80 % of that.
@@ -29,7 +29,6 @@ use super::scale::{COLUMNS, EIGHT, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, CodeLayout, FEW};
 use crate::bytes::cast;
-use crate::interleave::Line;
 use crate::simd;
 
 /// Rows of x that share a load of the weight's codes.
@@ -37,11 +36,6 @@ const ABREAST: usize = 4;
 
 /// The most rows of x that take blocks apart each for itself: that takes less time than storing what they hold.
 const ROW_BY_ROW: usize = 3;
-
-/// How far ahead of one row of x interleaved weights are fetched to second-level cache, where that is quicker than what the processor
-/// fetches by itself: on Sapphire Rapids by a third, while on Zen 4 it takes half of the rate
-/// (`benches/results/2026-11-26-cpu-levels-and-threads.md`, `2026-11-24-cpu-levels.md`).
-const AHEAD: usize = 8192;
 
 /// What products with some rows of x need of their sums.
 #[repr(C, align(64))]
@@ -101,7 +95,7 @@ pub(super) fn multiply<B: Wide>(
             && (weight.interleaved.is_some() || rows.end * weight.stride() <= weight.data.len())
     );
     assert!(weight.interleaved.is_none() || rows.start.is_multiple_of(SIDE));
-    assert!(x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
     let width = rows.len();
     let out = &mut out[..x.layout.rows * width];
@@ -142,7 +136,6 @@ unsafe fn row_by_row<B: Wide>(
     out: &mut [f32],
 ) {
     let (stride, width) = (weight.stride(), rows.len());
-    let fetches = simd::isa() == simd::Isa::Amx;
     // Groups that are whole; what is behind them is taken apart before it is multiplied.
     let groups = weight.inner / GROUP;
     for (row, of_row) in of_x.chunks_exact_mut(x.layout.groups()).enumerate() {
@@ -168,11 +161,7 @@ unsafe fn row_by_row<B: Wide>(
             // SAFETY: by the caller's promise; groups are whole.
             let total = unsafe {
                 if let Some((lines, unit)) = weight.lines(first) {
-                    let bytes = unit * size_of::<Line>();
                     sixteen_rows::<B, _>(of_x, x.scales(row), |group| {
-                        if fetches {
-                            simd::fetch_far(lines.as_ptr().cast::<u8>().wrapping_add(group * bytes + AHEAD), bytes);
-                        }
                         InterleavedRows::<B>::new(&lines[group * unit..], 0)
                     })
                 } else {

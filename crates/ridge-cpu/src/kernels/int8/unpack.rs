@@ -1,18 +1,19 @@
-//! Blocks of 16 rows of a weight taken apart into codes and scales, with instructions of their own for each format, on their way
-//! to matrix tiles.
+//! Blocks of 16 rows of a weight taken apart into codes and scales, with instructions of their own for each format, so
+//! that few rows of x wait for memory and not for them.
 //!
 //! Codes come as four vectors for 256 elements, in whatever order a format's bits give cheapest, each so much above its
 //! value that none is negative: as the instructions want them that multiply bytes. Scales and minima come for 16 rows at
 //! once, gathered a word at a time.
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _mm_loadu_si128, _mm256_loadu_si256, _mm512_and_si512, _mm512_broadcast_i32x4,
-    _mm512_broadcast_i64x4, _mm512_castsi128_si512, _mm512_castsi256_si512, _mm512_castsi512_si256,
-    _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_i32gather_epi32, _mm512_inserti32x4,
-    _mm512_inserti64x4, _mm512_loadu_si512, _mm512_mask_add_epi8, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
-    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi16,
-    _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_srlv_epi16, _mm512_srlv_epi32,
-    _mm512_storeu_ps, _mm512_sub_epi32, _mm512_test_epi8_mask, _mm512_xor_ps, _mm512_xor_si512,
+    __m128i, __m256i, __m512, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm512_and_si512,
+    _mm512_broadcast_i32x4, _mm512_broadcast_i64x4, _mm512_castsi128_si512, _mm512_castsi256_si512,
+    _mm512_castsi512_si256, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_extracti32x4_epi32,
+    _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_mask_add_epi8,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi16, _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srli_epi16,
+    _mm512_srli_epi32, _mm512_srlv_epi16, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi8,
+    _mm512_sub_epi32, _mm512_test_epi8_mask, _mm512_xor_ps, _mm512_xor_si512,
 };
 
 use ridge_graph::format::{
@@ -32,6 +33,15 @@ pub(in crate::kernels) struct OfRows<'a> {
     pub(in crate::kernels) rows: usize,
 }
 
+/// What they hold.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Unpacked {
+    /// Of each row.
+    pub(in crate::kernels) codes: [[i8; GROUP]; SIDE],
+    pub(in crate::kernels) scales: Scales,
+}
+
 /// What codes are multiplied with.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
@@ -41,6 +51,10 @@ pub(in crate::kernels) struct Scales {
     /// As scales, where the format has them.
     pub(in crate::kernels) minima: [[f32; SIDE]; GROUP / 16],
 }
+
+/// Takes blocks apart. Rows that are not there are left as they are, elements behind the last block are nothing in
+/// particular.
+pub(in crate::kernels) type Unpack = fn(&OfRows<'_>, &mut Unpacked);
 
 /// Bytes that blocks of 256 elements are copied to where fewer of them are left: the most that 8 blocks have.
 pub(in crate::kernels) const PADDED: usize = 8 * Q8_0::BYTES;
@@ -122,11 +136,48 @@ pub(in crate::kernels) unsafe fn whole<B: BlockFormat>(
     padded.as_ptr()
 }
 
+/// Takes blocks apart for matrix tiles.
+pub(in crate::kernels) fn unpack<B: Vectors>(blocks: &OfRows<'_>, to: &mut Unpacked) {
+    check::<B>(blocks);
+    // SAFETY: what is unpacked so is multiplied on tiles, and every machine that has them has AVX-512.
+    unsafe {
+        in_order::<B>(blocks, &mut to.codes);
+        B::scales(blocks, &mut to.scales);
+    }
+}
+
 /// That the blocks are where they are said to be.
 pub(in crate::kernels) fn check<B: BlockFormat>(blocks: &OfRows<'_>) {
     assert!((1..=SIDE).contains(&blocks.rows) && blocks.blocks * B::ELEMENTS <= GROUP);
     assert!(blocks.data.len() >= (blocks.rows - 1) * blocks.stride + blocks.blocks * B::BYTES);
     assert!(blocks.stride < 1 << 26);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn in_order<B: Vectors>(blocks: &OfRows<'_>, to: &mut [[i8; GROUP]; SIDE]) {
+    let above = _mm512_set1_epi8(B::ABOVE as i8);
+    let mut padded = [0; PADDED];
+    for (row, to) in to.iter_mut().enumerate().take(blocks.rows) {
+        let at = blocks.data[row * blocks.stride..].as_ptr();
+        // SAFETY: the blocks are inside of the data, and unit after unit of 16 bytes inside of the 256.
+        unsafe {
+            let vectors = B::load(whole::<B>(at, blocks.blocks, &mut padded)).map(|v| _mm512_sub_epi8(v, above));
+            for (nth, vector) in vectors.into_iter().enumerate() {
+                if B::ORDER == IN_ORDER {
+                    _mm512_storeu_si512(to.as_mut_ptr().add(64 * nth).cast(), vector);
+                    continue;
+                }
+                let units = &B::ORDER[4 * nth..][..4];
+                let mut put = |lane: usize, unit: __m128i| {
+                    _mm_storeu_si128(to.as_mut_ptr().add(SUMMED * units[lane]).cast(), unit);
+                };
+                put(0, _mm512_extracti32x4_epi32::<0>(vector));
+                put(1, _mm512_extracti32x4_epi32::<1>(vector));
+                put(2, _mm512_extracti32x4_epi32::<2>(vector));
+                put(3, _mm512_extracti32x4_epi32::<3>(vector));
+            }
+        }
+    }
 }
 
 /// Words of all rows at once.
@@ -439,3 +490,6 @@ unsafe fn uneven_scales(blocks: &OfRows<'_>, to: &mut Scales) {
         put(&mut to.scales[group], _mm512_mul_ps(scale, of_group));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@ use std::ops::Range;
 use super::scale::GROUP;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::scale::SIDE;
+#[cfg(target_arch = "x86_64")]
+use super::unpack::Unpack;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::x::ActivationCodes;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -30,6 +32,8 @@ pub(crate) struct WeightCodes {
     /// What products are multiplied by at last: see [`LARGE`].
     pub(crate) unit: f32,
     pub(crate) read: Read,
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unpack: Unpack,
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) stream: Stream,
 }

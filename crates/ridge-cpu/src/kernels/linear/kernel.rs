@@ -83,12 +83,6 @@ pub(super) struct LinearKernel {
 }
 
 impl LinearKernel {
-    /// Are its weights panels of matrix tiles?
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn on_panels(&self) -> bool {
-        self.packed && self.weights.iter().all(|w| w.stored.is_none())
-    }
-
     /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
     pub(super) fn is_copied(&self) -> bool {
         self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES)

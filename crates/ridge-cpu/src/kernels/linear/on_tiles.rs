@@ -94,10 +94,7 @@ impl LinearKernel {
             let input = self.x + 1 + which;
             let data = match weight.stored {
                 None => tile_product::WeightData::Plain(&io.input(input)[..weight.columns * self.inner]),
-                Some(rows) => {
-                    let interleaving = self.packed.then(|| rows.interleaving(self.inner));
-                    tile_product::WeightData::Blocks(io.input(input), rows, interleaving)
-                }
+                Some(rows) => tile_product::WeightData::Blocks(io.input(input), rows),
             };
             let weight = tile_product::TileWeight { data, inner: self.inner };
             tile_product::WeightPart { weight, rows: columns, steps: amx::part(self.inner, steps) }
