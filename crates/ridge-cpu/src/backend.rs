@@ -54,7 +54,7 @@ impl Cpu {
     /// When the operating system gives no threads, `RIDGE_CPU_ISA` names an instruction set that this machine lacks,
     /// or `RIDGE_CPU_PLACEMENT` means nothing.
     pub fn new(options: CpuOptions) -> Result<Self> {
-        let threads = options.threads.unwrap_or_else(crate::default_threads).max(1);
+        let threads = options.threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_cores()).max(1);
         let failed = |e: std::io::Error| RuntimeError::Device {
             backend: "cpu",
             why: format!("cannot start {threads} threads: {e}"),

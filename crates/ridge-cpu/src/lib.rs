@@ -29,13 +29,11 @@
 //! output element is computed by one thread in an order that its own extents fix.
 #![allow(unsafe_code)] // kernels, and memory that threads share; each block says why it is sound
 
-mod affinity;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod backend;
 mod bucket;
 mod bytes;
-mod cores;
 mod device;
 mod fused;
 mod gate;
@@ -65,7 +63,6 @@ mod weight;
 
 pub use backend::{Cpu, CpuOptions};
 pub use bytes::Pod;
-pub use cores::default_threads;
 pub use io::{KernelIo, KernelOutput};
 pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Preparation};
 pub use parts::{PartKernel, part_kernel};

@@ -3,15 +3,12 @@
 //! On a machine of several NUMA nodes each thread stays on the CPUs of one node. Threads are numbered node after node, chunks
 //! of a launch are taken in that order (`pool/chunks.rs`), and so are the parts of a weight written when it is loaded. The
 //! threads that read a part of a weight are then those of the node that has its pages. On one node nothing is bound, so that
-//! the system may move threads away from CPUs that others use; but where CPUs share cores and the system does not know it
-//! (`cores.rs`), threads stay on one CPU of each, between which it may move them.
+//! the system may move threads away from CPUs that others use.
 
 use std::ops::Range;
 
 use ridge_hw::environment::Environment;
 use ridge_hw::topology;
-
-use crate::affinity::{stay_on, usable_cpus};
 
 /// Names the environment variable that says what threads are bound to.
 const VARIABLE: &str = "RIDGE_CPU_PLACEMENT";
@@ -58,19 +55,11 @@ impl Placement {
             Ok("cpus") => Binding::Cpus,
             Ok(other) => return Err(format!("{VARIABLE}={other} means nothing; it is `none`, `nodes` or `cpus`")),
         };
-        let hidden = if binding == Binding::Nothing { None } else { crate::cores::hidden_cores() };
-        Ok(Self::on(&Environment::host(), usable_cpus().as_deref(), hidden, binding, threads))
+        Ok(Self::on(&Environment::host(), usable_cpus().as_deref(), binding, threads))
     }
 
-    /// On the machine of `environment`, of whose CPUs the process may use `usable`, if that is known, and whose cores have
-    /// the CPUs `hidden` if that is not what the system says.
-    fn on(
-        environment: &Environment,
-        usable: Option<&[usize]>,
-        hidden: Option<&[Vec<usize>]>,
-        binding: Binding,
-        threads: usize,
-    ) -> Self {
+    /// On the machine of `environment`, of whose CPUs the process may use `usable`, if that is known.
+    fn on(environment: &Environment, usable: Option<&[usize]>, binding: Binding, threads: usize) -> Self {
         let Some(usable) = usable.filter(|usable| !usable.is_empty() && binding != Binding::Nothing) else {
             return Self::anywhere(threads);
         };
@@ -80,20 +69,16 @@ impl Placement {
             .map(|node| node.cpus.into_iter().filter(|cpu| usable.contains(cpu)).collect())
             .filter(|cpus: &Vec<usize>| !cpus.is_empty())
             .collect();
-        let cores = hidden.map_or_else(|| topology::cores(environment), <[_]>::to_vec);
-        // How many of a core's CPUs come before it.
-        let sibling = |cpu: &usize| cores.iter().find_map(|core| core.iter().position(|of| of == cpu)).unwrap_or(0);
-        let one_a_core = hidden.is_some() && threads <= cores.len();
         // Fewer threads than nodes are those of one of several pools, of which each would choose the same node.
-        if binding == Binding::Nodes && (threads < nodes.len() || (nodes.len() < 2 && !one_a_core)) {
+        if binding == Binding::Nodes && (nodes.len() < 2 || threads < nodes.len()) {
             return Self::anywhere(threads);
         }
         if nodes.len() < 2 {
             nodes = vec![usable.to_vec()];
         }
-        if one_a_core {
-            nodes.iter_mut().for_each(|cpus| cpus.retain(|cpu| sibling(cpu) == 0));
-        }
+        let cores = topology::cores(environment);
+        // How many of a core's CPUs come before it.
+        let sibling = |cpu: &usize| cores.iter().find_map(|core| core.iter().position(|of| of == cpu)).unwrap_or(0);
         nodes.iter_mut().for_each(|cpus| cpus.sort_by_key(|cpu| (sibling(cpu), *cpu)));
         let all: usize = nodes.iter().map(Vec::len).sum();
         let mut before = 0;
@@ -165,6 +150,34 @@ impl Placement {
     }
 }
 
+/// The CPUs that this process may use, ascending.
+#[cfg(target_os = "linux")]
+fn usable_cpus() -> Option<Vec<usize>> {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+
+    let set = sched_getaffinity(None).ok()?;
+    Some((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+#[cfg(target_os = "linux")]
+fn stay_on(cpus: &[usize]) {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+
+    if !cpus.is_empty() {
+        let mut set = CpuSet::new();
+        cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(*cpu));
+        let _ = sched_setaffinity(None, &set);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn usable_cpus() -> Option<Vec<usize>> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn stay_on(_cpus: &[usize]) {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,7 +205,7 @@ mod tests {
 
     fn on(nodes: usize, usable: Range<usize>, binding: Binding, threads: usize) -> Placement {
         let (_root, environment) = machine(nodes, 8);
-        Placement::on(&environment, Some(&usable.collect::<Vec<_>>()), None, binding, threads)
+        Placement::on(&environment, Some(&usable.collect::<Vec<_>>()), binding, threads)
     }
 
     #[test]
@@ -211,12 +224,12 @@ mod tests {
         // Six CPUs of node 0, two of node 1.
         let (_root, environment) = machine(2, 8);
         let usable = [0, 1, 2, 3, 8, 9, 4, 5];
-        let placement = Placement::on(&environment, Some(&usable), None, Binding::Nodes, 8);
+        let placement = Placement::on(&environment, Some(&usable), Binding::Nodes, 8);
         assert_eq!(placement.nodes().collect::<Vec<_>>(), [0..6, 6..8]);
         assert_eq!(placement.cpus_of(7), [4, 5]);
         // A node that the process may not use, or that gets no thread, is none.
         assert!(on(2, 0..4, Binding::Nodes, 4).nodes().eq(std::iter::once(0..4)));
-        assert!(Placement::on(&environment, Some(&usable), None, Binding::Nodes, 1).cpus_of(0).is_empty());
+        assert!(Placement::on(&environment, Some(&usable), Binding::Nodes, 1).cpus_of(0).is_empty());
     }
 
     #[test]
@@ -226,7 +239,7 @@ mod tests {
             assert!((0..4).all(|thread| placement.cpus_of(thread).is_empty()));
         }
         let (_root, environment) = machine(2, 8);
-        assert!(Placement::on(&environment, None, None, Binding::Nodes, 4).cpus_of(3).is_empty(), "what is not known");
+        assert!(Placement::on(&environment, None, Binding::Nodes, 4).cpus_of(3).is_empty(), "what is not known");
     }
 
     #[test]
@@ -237,19 +250,6 @@ mod tests {
         assert_eq!((0..10).map(|t| placement.cpus_of(t)[0]).collect::<Vec<_>>(), [0, 1, 2, 3, 8, 4, 5, 6, 7, 12]);
         // More threads than CPUs share them.
         assert_eq!(on(1, 0..2, Binding::Cpus, 3).cpus_of(2), [0]);
-    }
-
-    #[test]
-    fn threads_stay_on_one_cpu_of_each_core_that_the_system_hides() {
-        let (_root, environment) = machine(1, 8);
-        let usable: Vec<usize> = (0..16).collect();
-        let hidden: Vec<Vec<usize>> = (0..8).map(|core| vec![2 * core, 2 * core + 1]).collect();
-        let of = |threads| Placement::on(&environment, Some(&usable), Some(&hidden), Binding::Nodes, threads);
-        for threads in [1, 8] {
-            assert!(of(threads).nodes().eq(std::iter::once(0..threads)));
-            assert_eq!(of(threads).cpus_of(threads - 1), [0, 2, 4, 6, 8, 10, 12, 14]);
-        }
-        assert!(of(9).cpus_of(8).is_empty(), "more threads than cores go anywhere");
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl Cpu {
             memory: environment.read("/proc/meminfo").and_then(|text| parse_meminfo(&text)),
             affinity,
             allowed_cores: environment
-                .read("/proc/self/status")
+                .read("/proc/thread-self/status")
                 .and_then(|status| {
                     topology::parse_cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
                 })
@@ -102,10 +102,14 @@ impl Cpu {
     /// A quota of 2.5 cores gives 2: a third thread would be throttled half of the time, and its siblings would wait
     /// for it at every barrier.
     pub fn usable_cores(&self) -> usize {
+        self.usable_threads().min(self.allowed_cores.unwrap_or(usize::MAX))
+    }
+
+    /// As [`Cpu::usable_cores`], for work that is not bound by what the hardware threads of a core share.
+    pub fn usable_threads(&self) -> usize {
         let affinity = self.affinity.or(self.logical_cores).unwrap_or(1);
         let quota = self.allowance.cores.map_or(usize::MAX, |cores| cores.floor() as usize);
-        let cores = self.allowed_cores.unwrap_or(usize::MAX);
-        affinity.min(cores).min(quota).max(1)
+        affinity.min(quota).max(1)
     }
 
     /// Memory that this process may ever hold: the machine's, or the container's limit if that is less.
@@ -179,7 +183,8 @@ mod tests {
 
     #[test]
     fn cpus_of_one_core_have_one_thread() {
-        let tree = Tree::new([("/proc/self/status", "Name:\tridge\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n")]);
+        let tree =
+            Tree::new([("/proc/thread-self/status", "Name:\tridge\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n")]);
         for cpu in 0..8 {
             let folder = format!("/sys/devices/system/cpu/cpu{cpu}/topology");
             tree.file(&format!("{folder}/core_cpus_list"), &format!("{}-{}\n", cpu / 2 * 2, cpu / 2 * 2 + 1));

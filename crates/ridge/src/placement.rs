@@ -202,7 +202,7 @@ impl OpenDevice {
 
     /// Ranks of the CPU's cores, a share of the threads each.
     fn cpu_ranks(ranks: usize, threads: Option<usize>, available: Option<Bytes>) -> Result<Self> {
-        let threads = threads.unwrap_or_else(ridge_cpu::default_threads);
+        let threads = threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_cores());
         let each = (threads / ranks).max(1);
         let groups = Loopback::group(ranks);
         let backends = groups.iter().map(|group| -> Result<Arc<dyn Backend>> {

@@ -146,7 +146,7 @@ pub(crate) fn run(args: &DataArgs) -> Result<()> {
             DuplicatesArg::Near => Duplicates::Near,
         },
         shard_tokens: args.shard_tokens,
-        threads: args.threads.unwrap_or_else(ridge_cpu::default_threads),
+        threads: args.threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_threads()),
     };
     let began = Instant::now();
     let mut bar: Option<Progress> = None;

@@ -51,7 +51,7 @@ struct DoctorRates {
 }
 
 fn measure(cpu: &Cpu) -> Result<DoctorRates> {
-    let threads = ridge_cpu::default_threads();
+    let threads = cpu.usable_cores();
     let spinner = Spinner::new();
     spinner.now("filling memory to read");
     let probe = MemoryProbe::new(bytes_to_read(cpu), threads)?;
@@ -80,7 +80,7 @@ fn object(cpu: &Cpu, nvidia: &Nvidia, measured: &DoctorRates) -> serde_json::Val
     json!({
         "ridge": env!("CARGO_PKG_VERSION"),
         "cpu": cpu,
-        "usable_cores": measured.threads,
+        "usable_cores": cpu.usable_cores(),
         "usable_memory": cpu.usable_memory(),
         "available_memory": cpu.available_memory(),
         "measured": {
@@ -97,7 +97,7 @@ fn object(cpu: &Cpu, nvidia: &Nvidia, measured: &DoctorRates) -> serde_json::Val
 
 fn text(cpu: &Cpu, nvidia: &Nvidia, measured: &DoctorRates) -> String {
     let mut text = format!("ridge {}\n\nCPU\n", env!("CARGO_PKG_VERSION"));
-    text += &block(cpu_rows(cpu, measured.threads));
+    text += &block(cpu_rows(cpu));
     let mut rows = rates("memory read", &measured.memory_read, measured.threads);
     rows.extend(rates("f32 matmul by Ridge's kernels", &measured.f32_matmul, measured.threads));
     text += "\nReached\n";
@@ -122,7 +122,7 @@ fn block(rows: Vec<Vec<String>>) -> String {
     columns(&rows).lines().map(|line| format!("  {line}\n")).collect()
 }
 
-fn cpu_rows(cpu: &Cpu, usable: usize) -> Vec<Vec<String>> {
+fn cpu_rows(cpu: &Cpu) -> Vec<Vec<String>> {
     let unknown = || "unknown".to_owned();
     let number = |n: Option<usize>, noun: &str| n.map_or_else(|| format!("unknown {noun}s"), |n| count(n, noun));
     let memory = |b: Option<Bytes>| b.map_or_else(unknown, |b| b.to_string());
@@ -134,7 +134,7 @@ fn cpu_rows(cpu: &Cpu, usable: usize) -> Vec<Vec<String>> {
             "cores",
             format!(
                 "{} usable by this process; machine: {}, {}, {}, {}",
-                usable,
+                cpu.usable_cores(),
                 number(cpu.physical_cores, "core"),
                 number(cpu.logical_cores, "thread"),
                 number(cpu.sockets, "socket"),
