@@ -2,7 +2,7 @@
 // codes with scales: SCALED is BY_ROWS for a scale for each row of both sides, and BY_BLOCKS for one for each 128 elements of a row of
 // the left side and for each block of 128 x 128 of the right sides. Tensor cores add products of 8-bit floats with fewer bits than f32
 // has, so the sums of some slices are added up in f32, with scales of blocks those of each slice, which is as deep as a block (as in
-// DeepSeek's DeepGEMM). Integers are summed exactly.
+// DeepSeek's DeepGEMM). Integers are summed exactly within a block's part of the depth.
 // Floor: 2 m n k FLOPs over the tensor cores' peak, or the bytes of both sides and the result over bandwidth.
 // A block makes tiles of ROWS x COLUMNS, one after another: the first warp copies slices of DEPTH of both sides into a
 // ring of STAGES, and each of CONSUMERS warpgroups multiplies 64 rows of every tile or, with ALTERNATE, every other tile,

@@ -1,7 +1,7 @@
 // Linears of one input for few rows, by weights that are streamed once: y = x w^T, in 16-bit floats on tensor cores, or in 8-bit codes
 // with scales of both. SCALED is BY_ROWS for a scale for each row, and BY_BLOCKS for one for each 128 elements of a row of x and
 // for each block of 128 x 128 of a weight. Codes of E4M3 are multiplied as f16, which holds them exactly, and those of a block are summed
-// before they are scaled; integers are summed exactly.
+// before they are scaled; integers are summed exactly within a warp's part of the depth.
 // Floor: the weights' bytes over bandwidth. A block makes 16 columns; its warps take turns along the depth, 64 bytes of
 // each column at a time, and a ring in shared memory keeps up to RING bytes of a block in flight. The product does not care
 // in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two products as they come from

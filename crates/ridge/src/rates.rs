@@ -62,7 +62,11 @@ impl DeviceRates {
             Some(CodeType::F8E4M3 | CodeType::F8E5M2) => Precision::Fp8,
             None => Precision::Bf16,
         };
-        let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&precision) };
+        let rate = if wide {
+            sheet.vector_f32.as_ref()
+        } else {
+            sheet.dense_rates.get(&precision).or_else(|| sheet.dense_rates.get(&Precision::Bf16))
+        };
         let Some(arithmetic) = rate.cloned() else {
             let why = format!("the sheet of {} has no matrix-product rate to compare with", sheet.name);
             return Err(refused(gpu, why));

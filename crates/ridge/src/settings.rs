@@ -33,7 +33,7 @@ pub enum ActivationMode {
     /// The faster for each: on a CPU with AMX exact for tokens of a prompt if activations are bf16, else int8; on a GPU 8 bits.
     #[default]
     Auto,
-    /// Int8 on the CPU, and exact on a GPU, which has no such products.
+    /// Int8 on the CPU, and on a GPU as [`ActivationMode::Auto`].
     Int8,
     /// Never rounded.
     Exact,
@@ -52,8 +52,8 @@ impl ActivationMode {
     /// How products on a GPU take activations.
     pub fn on_gpu(self) -> Activations {
         match self {
-            Self::Auto => Activations::Matched,
-            Self::Int8 | Self::Exact => Activations::Exact,
+            Self::Auto | Self::Int8 => Activations::Matched,
+            Self::Exact => Activations::Exact,
         }
     }
 

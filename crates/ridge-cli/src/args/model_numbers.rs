@@ -48,7 +48,7 @@ enum ActivationArg {
     /// The faster one: on the CPU exact for prompts if activations are bf16 and it has AMX, int8 otherwise; on a GPU 8 bits by
     /// weights of 8 bits
     Auto,
-    /// Int8 on the CPU, exact on a GPU
+    /// Int8 on the CPU; on a GPU as auto
     Int8,
     /// Always exact
     Exact,

@@ -6,7 +6,7 @@
 //! sixteenth element. Lanes come in the order of the tree (0, 8, 4, 12, 2, ...), so that a sum is added to the one before it as
 //! soon as both are complete, while it is in registers: of partial sums only [`SLOTS`] tiles are in memory.
 //!
-//! Floor: that of `gemm/micro.rs`. A panel of a lane of the weights stays in first-level cache while all rows of x pass by.
+//! Floor: that of `gemm/micro.rs`. A panel of a lane of the weights stays in cache, of the first level up to a K of 4096, while all rows of x pass by.
 #![allow(clippy::inline_always)] // must compile with the instruction set of the caller
 
 use super::micro::{Ahead, Merge, Micro, x86};

@@ -98,7 +98,7 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let together = match q.shape[1].checked_div(kv.shape[2]) {
         Some(group) if on_tiles && together > 1 => tiles::together(q.shape[0], group),
         Some(group) if simd::isa() >= simd::Isa::Avx2 && !narrow::is_narrow(q.shape[2]) && together > 1 => {
-            by_lane::together(q.shape[0], group, together)
+            by_lane::together(q.shape[0], [kv.shape[2], group], together)
         }
         _ => together,
     };

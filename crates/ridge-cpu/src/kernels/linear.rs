@@ -196,10 +196,12 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     let (tile, row_block) = if in_pairs { (pairs::COLUMNS, PAIRED_ROWS) } else { (tile, row_block) };
     #[cfg(target_arch = "x86_64")]
+    let all_columns = spec.inputs[first + 1..][..count].iter().map(|w| w.shape[0]).sum();
+    #[cfg(target_arch = "x86_64")]
     let by_lane = if by_codes.is_some() || on_tiles || in_pairs { None } else { by_lane::product(rows, x.last()) };
     #[cfg(target_arch = "x86_64")]
     let (tile, row_block) = match by_lane {
-        Some(product) => (product.columns(), by_lane::row_block(product, rows)),
+        Some(product) => (product.columns(), by_lane::row_block(product, rows, all_columns)),
         None => (tile, row_block),
     };
     let (tile, row_block) =

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ridge_graph::ops::{BlockSparseAttention, RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
-use ridge_graph::{Composite, DType, Dim, Function};
+use ridge_graph::{Composite, DType, Function};
 
 use super::attention::{PROMPT, PROMPT_ARCH, PROMPT_COLUMNS, set_shared};
 use super::entry::CudaKernelEntry;
@@ -52,7 +52,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 fn fits_tiles(body: &Function) -> bool {
     let q = &body.args[0].ty;
     let fits = matches!(q.dtype, DType::BF16 | DType::F16) && matches!(q.shape.0[2].as_const(), Some(32 | 64 | 128));
-    fits && q.shape.0[1].as_const().is_some_and(|heads| heads > 0) && q.shape.0[1] != Dim::from(0)
+    fits && q.shape.0[1].as_const().is_some_and(|heads| heads > 0)
 }
 
 fn supports<T: Composite>(body: &Function, of: impl Fn(&T) -> &RaggedAttention) -> bool {

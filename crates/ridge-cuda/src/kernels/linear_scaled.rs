@@ -65,6 +65,12 @@ const PIECE: usize = 16;
 /// Rows up to which weights are streamed.
 const FEW_ROWS: usize = MAX_ROWS;
 
+/// Elements of one row of x whose codes fit into shared memory beside weights under way, on every GPU.
+const DEEPEST: usize = 24 << 10;
+
+/// Elements of a row up to which sums of int8 products, -128 x 127 each, fit into 32 bits.
+const DEEPEST_INT8: usize = 1 << 17;
+
 /// Weights are codes of one format, and those of 16-bit x, which are made here or there already, are of the one that tensor cores take
 /// with them.
 fn matched(body: &Function) -> bool {
@@ -73,7 +79,8 @@ fn matched(body: &Function) -> bool {
     let Some(format) = scaled(&weights[0].ty) else { return false };
     let stored = |arg: &Arg| {
         let depth = arg.ty.shape.last().as_const().unwrap_or(1);
-        scaled(&arg.ty) == Some(format) && depth.is_multiple_of(PIECE) && depth > 0
+        let fits = format.codes != CodeType::Int8 || depth <= DEEPEST_INT8;
+        scaled(&arg.ty) == Some(format) && depth.is_multiple_of(PIECE) && depth > 0 && fits
     };
     let quantize = composite::<Quantize>(body);
     let of_x = if let Some(quantize) = quantize { Some(quantize.format) } else { scaled(ty) };
@@ -114,7 +121,7 @@ fn coded(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel,
         return Ok(CudaKernel::default());
     }
     let codes_given = format(linears.x()).is_some();
-    if rows == 1 && !codes_given {
+    if rows == 1 && !codes_given && depth <= DEEPEST {
         // Every block makes the codes anew, while weights are on their way.
         return streamed(&linears, StreamedX::Quantised(w), [(OperandSlot::Input(linears.x), 0); 2]);
     }

@@ -21,7 +21,7 @@ use crate::work::{AttentionWork, Work};
 /// Attention of each token to blocks of its own sequence, in both directions and without a cache, computed in f32.
 ///
 /// `q`: `[tokens, heads, dim]`, `k`, `v`: `[tokens, kv_heads, dim]`, all of one float dtype; `seq_ids`: i32 `[tokens]`, negative
-/// for padding; `positions`: i32 `[tokens]`, from 0 in each sequence. Tokens of a sequence stand together and in order. Gives the
+/// for padding and else below `tokens`; `positions`: i32 `[tokens]`, from 0 in each sequence. Tokens of a sequence stand together and in order. Gives the
 /// type of `q`; the output of padding is zero.
 ///
 /// A sequence is cut into blocks of `block` tokens, the last of which may be shorter. The tokens of the first and the last block

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::order::Draft;
+use crate::dtype::DType;
 use crate::format::{FormatRef, ScaledFormat};
 use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
 use crate::ops::{Linear, LinearGroup, Quantize};
@@ -41,9 +42,16 @@ pub fn round_activations(graph: &mut Graph, activations: Activations) {
         Activations::Int8 => |weight| weight.downcast::<ScaledFormat>().is_none().then_some(ScaledFormat::INT8_G256),
         Activations::Matched => |weight| weight.downcast::<ScaledFormat>().and_then(|format| format.of_activations()),
     };
+    // What tensor cores take: values of 16 bits become codes, of which they read 16 at a time.
+    let fits = |x: &Type| {
+        activations != Activations::Matched
+            || (matches!(x.dtype, DType::BF16 | DType::F16) && x.shape.last().as_const().is_some_and(|k| k % 16 == 0))
+    };
     for function in &mut graph.functions {
-        let linears: Vec<(usize, Rounded)> =
-            (0..function.nodes.len()).filter_map(|i| Some((i, rounded_x(function, i, rounded_for)?))).collect();
+        let linears: Vec<(usize, Rounded)> = (0..function.nodes.len())
+            .filter_map(|i| Some((i, rounded_x(function, i, rounded_for)?)))
+            .filter(|(_, rounded)| fits(&rounded.ty))
+            .collect();
         if linears.is_empty() {
             continue;
         }

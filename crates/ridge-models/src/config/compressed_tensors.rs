@@ -24,11 +24,17 @@ pub(super) fn check(mut block: Fields<'_>) -> Result<()> {
     if block.raw("sparsity_config").is_some_and(|value| !value.is_null() && !dense(value)) {
         return Err(block.wrong("sparsity_config", "is not dense", "choose a checkpoint without sparsity"));
     }
-    let groups = block.raw("config_groups").and_then(Value::as_object);
-    for (name, group) in groups.into_iter().flatten() {
+    let groups = block.raw("config_groups").and_then(Value::as_object).filter(|groups| !groups.is_empty());
+    let Some(groups) = groups else {
+        return Err(block.wrong("config_groups", "does not say how weights and activations are quantised", REMEDY));
+    };
+    for (name, group) in groups {
         let side = |side: &str| Scheme { group: name, side: side.to_owned(), values: group.get(side) };
         let weights = side("weights");
-        let checked = if integers {
+        let outputs = group.get("output_activations").unwrap_or(&Value::Null);
+        let checked = if !outputs.is_null() {
+            Err(format!("has {name}.output_activations = {outputs}, which is not supported"))
+        } else if integers {
             weights.int8(&["channel", "tensor"]).and_then(|()| side("input_activations").dynamic())
         } else {
             weights.floats()

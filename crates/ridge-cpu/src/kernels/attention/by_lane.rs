@@ -1,7 +1,7 @@
 //! Scores of many queries in panels of lanes ([`LaneProduct`]): the same bits as those of a few in `in_lanes.rs`.
 //!
-//! Floor: that of the product. A panel of keys of all lanes and one of queries are in first-level cache together, with the
-//! partial sums of a tile.
+//! Floor: that of the product. A panel of keys of all lanes and one of queries are in cache together, of the first level up to heads of
+//! 128, with the partial sums of a tile.
 
 use std::ops::Range;
 
@@ -19,10 +19,13 @@ const FEWEST: usize = 24;
 /// Rows of a piece of a long prompt, if tokens have fewer.
 const ROWS: usize = 96;
 
-/// Tokens of a piece where there are `tokens`, which are cut in pieces of `least` if they would else be few.
-pub(super) fn together(tokens: usize, group: usize, least: usize) -> usize {
+/// Pieces that threads share well.
+const PIECES: usize = 64;
+
+/// Tokens of a piece where there are `tokens`, of `kv_heads` groups of `group` heads: `least` if there would else be few pieces.
+pub(super) fn together(tokens: usize, [kv_heads, group]: [usize; 2], least: usize) -> usize {
     let most = (ROWS / group.max(1)).max(least);
-    if tokens >= 4 * most { most } else { least }
+    if tokens >= 4 * most && kv_heads * (tokens / most) >= PIECES { most } else { least }
 }
 
 /// Memory for panels.

@@ -26,9 +26,14 @@ pub(super) fn product(rows: usize, inner: usize) -> Option<LaneProduct> {
     if rows < ROWS || inner == 0 { None } else { LaneProduct::new(inner.div_ceil(LANES)) }
 }
 
-/// Rows of a block: whole panels, and nearly as many in each block.
-pub(super) fn row_block(product: LaneProduct, rows: usize) -> usize {
-    rows.div_ceil(rows.div_ceil(ROW_BLOCK)).next_multiple_of(product.rows())
+/// Pieces that threads share well, and rows of a block below which it is not cut for them.
+const PIECES: usize = 64;
+const SHORT_BLOCK: usize = 96;
+
+/// Rows of a block where weights have `columns` rows in all: whole panels, and nearly as many in each block.
+pub(super) fn row_block(product: LaneProduct, rows: usize, columns: usize) -> usize {
+    let shared = PIECES.div_ceil(columns.div_ceil(product.columns()).max(1)).min(rows / SHORT_BLOCK);
+    rows.div_ceil(rows.div_ceil(ROW_BLOCK).max(shared)).next_multiple_of(product.rows())
 }
 
 impl LinearKernel {
