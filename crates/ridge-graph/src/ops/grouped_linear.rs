@@ -226,7 +226,7 @@ fn of_codes(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     ];
     let mut samples = Vec::new();
     for (codes, scales) in formats {
-        for (groups, columns, inner) in [([9, 0, 31, 70], 150, 288), ([250, 0, 1, 140], 131, 192)] {
+        for (groups, columns, inner) in [([9, 0, 3, 7], 72, 288), ([70, 0, 1, 9], 70, 192)] {
             let n: usize = groups.iter().sum();
             let w = rng.normal(DType::F32, &[groups.len(), columns, inner]);
             samples.push(

@@ -148,22 +148,27 @@ fn codes_with_a_scale_for_each_channel_or_tensor_mean_what_they_are_published_as
 fn only_products_of_layers_are_stored_in_fp8_and_round_what_they_multiply() {
     let folder = fixtures().join("families/qwen3");
     let config = ModelFiles::open(Some(&folder)).expect("opens").config().expect("reads");
-    let graph = config.build(&BuildOptions::default()).expect("builds").module.graph;
     let format = FormatRef::new(ScaledFormat::F8_ROWS);
-    let stored = WeightSource::Random(DType::F32).retype(&graph, Some(&format)).expect("fits");
-    for arg in stored.args(Role::Weight) {
+    let stored = |activations| {
+        let options = BuildOptions { activations, ..BuildOptions::default() };
+        let graph = config.build(&options).expect("builds").module.graph;
+        WeightSource::Random(DType::F32).retype(&graph, Some(&format)).expect("fits")
+    };
+    for arg in stored(DType::BF16).args(Role::Weight) {
         let wanted = arg.name.ends_with("_proj.weight").then_some(&format);
         assert_eq!(arg.ty.format.as_ref(), wanted, "{}", arg.name);
     }
-    let quantised = |activations| {
-        let mut graph = stored.clone();
+    let quantised = |activations, dtype| {
+        let mut graph = stored(dtype);
         round_activations(&mut graph, activations);
         let nodes = graph.functions.iter().flat_map(|function| &function.nodes);
         nodes.filter(|node| matches!(&node.op, Op::Composite(op) if op.downcast::<Quantize>().is_some())).count()
     };
     // In the function of a layer: what q, k and v share, o's, what gate and up share, down's.
-    assert_eq!(quantised(Activations::Matched), 4);
-    assert_eq!((quantised(Activations::Int8), quantised(Activations::Exact)), (0, 0), "are for blocks");
+    assert_eq!(quantised(Activations::Matched, DType::BF16), 4);
+    assert_eq!(quantised(Activations::Matched, DType::F32), 0, "tensor cores take 16 bits");
+    let others = [Activations::Int8, Activations::Exact].map(|activations| quantised(activations, DType::BF16));
+    assert_eq!(others, [0, 0], "are for blocks");
 }
 
 /// What is said of a configuration of `compressed` in `format` in which `from` is `to`, each time it is there.
