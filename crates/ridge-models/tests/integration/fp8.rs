@@ -164,8 +164,8 @@ fn only_products_of_layers_are_stored_in_fp8_and_round_what_they_multiply() {
         let nodes = graph.functions.iter().flat_map(|function| &function.nodes);
         nodes.filter(|node| matches!(&node.op, Op::Composite(op) if op.downcast::<Quantize>().is_some())).count()
     };
-    // In the function of a layer: what q, k and v share, o's, what gate and up share, down's.
-    assert_eq!(quantised(Activations::Matched, DType::BF16), 4);
+    // In the function of a layer: what q, k and v share, o's, what gate and up share; down's has a width that is no multiple of 16.
+    assert_eq!(quantised(Activations::Matched, DType::BF16), 3);
     assert_eq!(quantised(Activations::Matched, DType::F32), 0, "tensor cores take 16 bits");
     let others = [Activations::Int8, Activations::Exact].map(|activations| quantised(activations, DType::BF16));
     assert_eq!(others, [0, 0], "are for blocks");
