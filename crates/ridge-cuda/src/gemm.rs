@@ -44,7 +44,7 @@ const TILINGS: [Tiling; 6] = [
     Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2, pair: false },
 ];
 
-/// The same for codes with a scale for each row, whose sums of some slices take registers beside the sums of all.
+/// The same for codes with a scale for each row. Those of fp8 have sums of some slices in registers, beside the sums of all.
 const CODE_TILINGS: [Tiling; 6] = [
     Tiling { consumers: 2, columns: 128, stages: 6, alternate: false, split: 1, pair: false },
     Tiling { consumers: 2, columns: 192, stages: 5, alternate: false, split: 1, pair: true },
