@@ -9,8 +9,9 @@ template <class D> struct Half;
 template <> struct Half<BF16> {
     static const u32 MAGIC = 0x43004300, UNIT = 0x3f803f80, MINUS_UNIT = 0xbf80bf80;
     static const int OFFSET = 128;
-    // E2M1 as exponent and mantissa of a float, and the power of two that makes it twice its value.
-    static const u32 E2M1_SHIFT = 6, E2M1_SCALE = 0x7f007f00;
+    // E2M1 as sign, exponent and mantissa of a float, and the power of two that makes it twice its value.
+    static const u32 E2M1_SCALE = 0x7f007f00;
+    __device__ static u32 e2m1(u32 codes) { return (codes & 0x000f000fu) * 0x1040u & 0x81c081c0u; }
     __device__ static u32 fma(u32 a, u32 b, u32 c) {
         u32 r;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
@@ -20,7 +21,8 @@ template <> struct Half<BF16> {
 template <> struct Half<F16> {
     static const u32 MAGIC = 0x64006400, UNIT = 0x3c003c00, MINUS_UNIT = 0xbc00bc00;
     static const int OFFSET = 1024;
-    static const u32 E2M1_SHIFT = 9, E2M1_SCALE = 0x78007800;
+    static const u32 E2M1_SCALE = 0x78007800;
+    __device__ static u32 e2m1(u32 codes) { return (codes & 0x00070007u) * 0x200u + (codes & 0x00080008u) * 0x1000u; }
     __device__ static u32 fma(u32 a, u32 b, u32 c) {
         u32 r;
         asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
@@ -59,6 +61,21 @@ __device__ inline u32 word_at(const u8* chunk, int offset, int behind = 0) {
 __device__ inline float half_at(const u8* p) { return F16::load(*(const u16*)p); }
 // A byte as a float, without the slow conversion.
 __device__ inline float small(u32 byte) { return __uint_as_float(0x4b000000u | byte) - 8388608.0f; }
+
+// A chunk of a column in shared memory: PIECES of 16 bytes from the multiple of 16 at or below its address. An odd number of
+// pieces between columns puts the words that a warp reads at once into different banks.
+template <class F> struct Column {
+    static const bool ALIGNED = F::BYTES % 16 == 0 && !(ANYWHERE && F::BYTES % 8 == 0);
+    static const int PIECES = (F::BYTES + (ALIGNED ? 0 : ANYWHERE ? 15 : 14) + 15) / 16;
+    static const int STRIDE = (PIECES | 1) * 16;
+    __device__ static int skew(const u8* chunk) { return ALIGNED ? 0 : (int)((u64)chunk & 15); }
+};
+
+// Elements 4 quarter .. 4 quarter + 3 as the pairs (0, 2) and (1, 3).
+__device__ inline void pair_up(uint2 x, u32* b) {
+    b[0] = __byte_perm(x.x, x.y, 0x5410);
+    b[1] = __byte_perm(x.x, x.y, 0x7632);
+}
 
 // A format has: BYTES of a chunk of 256 elements; GROUP, 16 or 32 elements that share a scale; MINIMA, whether groups have a
 // minimum, which is subtracted; SHIFTED, whether fragments have OFFSET more than codes, and CENTRE, the code of 0 then; `codes`, fragments of the elements 32 group .. 32 group + 31 of a chunk, two for the
@@ -156,8 +173,7 @@ struct MXFP4 : SmallBlocks<17> {
     static const int CENTRE = 0;
     // Twice the value of pairs of E2M1 codes.
     template <class D> __device__ static u32 floats(u32 codes) {
-        const u32 bits = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << Half<D>::E2M1_SHIFT;
-        return Half<D>::fma(bits, Half<D>::E2M1_SCALE, 0x80008000u);
+        return Half<D>::fma(Half<D>::e2m1(codes), Half<D>::E2M1_SCALE, 0x80008000u);
     }
     template <class D> __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
         const u32 w = word_at(chunk + 4 * quarter, block(group) + 1);
@@ -307,8 +323,7 @@ template <> struct Group<MXFP4, BF16> {
             const u32 w = __byte_perm(__funnelshift_r(word[i], word[i + 1], skew * 8), 0, 0x3120);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const u32 bits = (w >> (4 * j) & 0x000f000fu) * 0x1040u & 0x81c081c0u;
-                pairs[(j & 1) * 8 + 2 * i + (j >> 1)] = Half<BF16>::fma(bits, factor, 0x80008000u);
+                pairs[(j & 1) * 8 + 2 * i + (j >> 1)] = Half<BF16>::fma(Half<BF16>::e2m1(w >> (4 * j)), factor, 0x80008000u);
             }
         }
         // A factor that bf16 does not have is two.

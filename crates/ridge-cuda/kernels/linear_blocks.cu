@@ -4,13 +4,12 @@
 // their own in shared memory. Codes are multiplied as exact integers, and the sums of a group of codes are scaled in f32:
 // scale * sum(code * x) - minimum * sum(x), where the sum of x comes from a product with ones.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
-// Defines: D of x and results; ROWS, 8, 16 or 32; ONE, 1 where there is one row, which is staged in shared memory; WARPS;
-// STAGES of a ring; RING, its bytes; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and FORMATS, which of
-// them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, the threads
-// among which a norm of the one row is made, 0 for none, with its NORM_TYPE.
+// Defines: D of x and results; ROWS, 8, 16 or 32; WARPS; STAGES of a ring; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each
+// format, and FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format),
+// 0 or 1.
 // Numbers: rows, depth (a multiple of 256), then the columns of each weight.
 // With GROUPED 1 (`grouped_blocks_rows`), groups of rows have weights of their own, and rows of x are those that an index names if GATHERED
-// is 1. Its depth is a multiple of 32, and there is neither ONE, ADD, BIAS nor NORM.
+// is 1. Its depth is a multiple of 32, and there is neither ADD nor BIAS.
 
 #define CHUNK 256
 #define TILES (ROWS / 8)
@@ -18,29 +17,12 @@
 
 struct Pointers { const u8* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
 
-// A chunk of a column in a stage: PIECES of 16 bytes from the multiple of 16 at or below its address. An odd number of
-// pieces between columns puts the words that a warp reads at once into different banks.
-template <class F> struct Column {
-    // Small blocks of a row that is no multiple of chunks begin at any address.
-    static const bool ALIGNED = F::BYTES % 16 == 0 && !(GROUPED && F::BYTES % 8 == 0);
-    static const int PIECES = (F::BYTES + (ALIGNED ? 0 : GROUPED ? 15 : 14) + 15) / 16;
-    static const int STRIDE = (PIECES | 1) * 16;
-    __device__ static int skew(const u8* chunk) { return ALIGNED ? 0 : (int)((u64)chunk & 15); }
-};
-
-// Elements 4 quarter .. 4 quarter + 3 as the pairs (0, 2) and (1, 3).
-__device__ inline void pair_up(uint2 x, u32* b) {
-    b[0] = __byte_perm(x.x, x.y, 0x5410);
-    b[1] = __byte_perm(x.x, x.y, 0x7632);
-}
-
 // Scale and minimum of each group of a chunk of 16 columns, by group and column.
 template <class F> struct Scales { float2 of[CHUNK / F::GROUP][16]; };
 
 // `row_of` gives where rows of x are, once other launches have ended.
 template <class F, class R> __device__ inline void sums_of_columns(
-    const D::Raw* x, R row_of, const NORM_TYPE::Raw* gain, float eps, const u8* const* w, i64 column, i64 columns, i64 depth,
-    u8* shared, float sums[SIDES][TILES][4]
+    R row_of, const u8* const* w, i64 column, i64 columns, i64 depth, u8* shared, float sums[SIDES][TILES][4]
 ) {
     typedef Column<F> C;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
@@ -48,7 +30,6 @@ template <class F, class R> __device__ inline void sums_of_columns(
     const i64 row_bytes = depth * F::BYTES / CHUNK;
     u8* ring = shared + warp * (STAGES * stage_bytes + SIDES * (int)sizeof(Scales<F>));
     Scales<F>* scales = (Scales<F>*)(ring + STAGES * stage_bytes);
-    D::Raw* staged = (D::Raw*)(shared + RING);
     auto chunk_of = [&](int s, int c, int chunk) {
         return w[s] + min(column + c, columns - 1) * row_bytes + (i64)chunk * F::BYTES;
     };
@@ -78,26 +59,9 @@ template <class F, class R> __device__ inline void sums_of_columns(
     for (int i = 0; i < STAGES - 1; ++i) fetch(warp + i * WARPS, i);
     others_may_begin();
     after_others();
-#if NORM
-    __shared__ float squares[32];
-    const float unit = unit_of_row<D, NORM>(x, (int)depth, eps, squares);
-#endif
-#if ONE
-    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) {
-        uint4 part = *(const uint4*)(x + k);
-#if NORM
-        part = normed<D, NORM_TYPE>(part, gain + k, unit);
-#endif
-        u32 pairs[4];
-        pair_up(make_uint2(part.x, part.y), pairs);
-        pair_up(make_uint2(part.z, part.w), pairs + 2);
-        *(uint4*)(staged + k) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    }
-    __syncthreads();
-#endif
     const D::Raw* from[TILES];
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) from[t] = (ONE ? staged : row_of(row + 8 * t)) + 4 * quarter;
+    for (int t = 0; t < TILES; ++t) from[t] = row_of(row + 8 * t) + 4 * quarter;
 
     int stage = 0;
     for (int chunk = warp; chunk < chunks; chunk += WARPS) {
@@ -123,7 +87,7 @@ template <class F, class R> __device__ inline void sums_of_columns(
         }
         __syncwarp();
 // Groups share words with others; more rows take registers that several groups at a time would need.
-#pragma unroll(ROWS > 16 || (F::GROUP == 16 && ROWS == 8 && !ONE) ? 2 : ONE || ROWS > 8 ? 8 : 4)
+#pragma unroll(ROWS > 16 || (F::GROUP == 16 && ROWS == 8) ? 2 : ROWS > 8 ? 8 : 4)
         for (int group = 0; group < CHUNK / 32; ++group) {
             if (GROUPED && chunk * CHUNK + group * 32 >= depth) break;
             u32 b[TILES][4];
@@ -133,10 +97,7 @@ template <class F, class R> __device__ inline void sums_of_columns(
             for (int t = 0; t < TILES; ++t) {
                 const D::Raw* at = from[t] + chunk * CHUNK + group * 32;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    if (ONE) *(uint2*)(b[t] + 2 * half) = *(const uint2*)(at + 16 * half);
-                    else pair_up(__ldg((const uint2*)(at + 16 * half)), b[t] + 2 * half);
-                }
+                for (int half = 0; half < 2; ++half) pair_up(__ldg((const uint2*)(at + 16 * half)), b[t] + 2 * half);
             }
 #pragma unroll
             for (int s = 0; s < SIDES; ++s) {
@@ -233,7 +194,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void grouped_blo
         };
         auto row_of = [&](int r) { return x + max(place_of(r), 0) * depth; };
         float sums[SIDES][TILES][4] = {};
-        if (n.v[1] > 0) sums_of_columns<FORMATS>(x, row_of, x, 0.0f, weights, column, columns, depth, (u8*)shared, sums);
+        if (n.v[1] > 0) sums_of_columns<FORMATS>(row_of, weights, column, columns, depth, (u8*)shared, sums);
         give_sums(sums, parts);
         for (int i = threadIdx.x; i < 16 * min(ROWS, end - first); i += WARPS * 32) {
             const int c = i & 15, r = i >> 4;
@@ -247,8 +208,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void grouped_blo
 }
 #else
 extern "C" __global__ __launch_bounds__(WARPS * 32, ROWS == 8 ? 2 : 1) void linear_blocks(
-    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps,
-    Pointers p, Numbers<2 + COUNT> n
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const void* gain, float eps, Pointers p, Numbers<2 + COUNT> n
 ) {
     extern __shared__ uint4 shared[];
     __shared__ float parts[WARPS][SIDES][16][ROWS + 1];
@@ -279,7 +239,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, ROWS == 8 ? 2 : 1) void line
     float sums[SIDES][TILES][4] = {};
     switch (format) {
 #define SUMS(i, F) \
-    case i: sums_of_columns<F>(x, row_of, gain, eps, w, column, columns, depth, (u8*)shared, sums); break;
+    case i: sums_of_columns<F>(row_of, w, column, columns, depth, (u8*)shared, sums); break;
         EACH_FORMAT(SUMS)
     }
     give_sums(sums, parts);

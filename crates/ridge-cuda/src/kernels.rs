@@ -6,6 +6,7 @@ mod adjust;
 mod apart;
 mod attention;
 mod attention_training;
+mod blocks_row;
 mod convolution;
 mod entry;
 mod experts;
@@ -38,7 +39,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 36] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 37] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -48,6 +49,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 36] = [
     attention::TILES,
     attention_training::GRADIENT_SM90,
     attention_training::TRAINING,
+    blocks_row::ROW,
     convolution::CAUSAL,
     experts::EXPERTS,
     experts::ROUTER,

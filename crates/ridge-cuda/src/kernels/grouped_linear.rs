@@ -5,6 +5,7 @@ use ridge_graph::ops::GroupedLinear;
 use ridge_graph::{DType, Function};
 
 use super::attention::set_shared;
+use super::blocks_row;
 use super::entry::CudaKernelEntry;
 use super::experts::flag;
 use super::experts_few;
@@ -75,7 +76,7 @@ fn gates(body: &Function) -> bool {
 }
 
 /// The input that is the second weight of a gated pair: each place of the pattern's text is an input.
-const GATED_WEIGHT: usize = 5;
+pub(super) const GATED_WEIGHT: usize = 5;
 
 /// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
 const TILE: usize = 64;
@@ -113,6 +114,8 @@ const DECODING_MANY: Tiling =
 const MANY_ROWS_OF_BLOCKS: usize = 96;
 /// Rows of a group, on average, up to which weights in blocks are streamed.
 const FEW_ROWS_OF_BLOCKS: usize = 4;
+/// Groups to a row from which on few groups have two.
+const FEW_GROUPS_WITH_ROWS: usize = 4;
 /// Elements of depth of an atom of a slice.
 const SLICE: usize = 64;
 
@@ -236,6 +239,10 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     }
     let tiling = match blocks {
         // Decoded values are rounded to the dtype of x, which the codes that are streamed are not.
+        Some(blocks) if rows <= groups / FEW_GROUPS_WITH_ROWS => {
+            let flags = [gathered, gated];
+            return blocks_row::grouped(spec, flags, blocks, || streamed_blocks(spec, flags, blocks));
+        }
         Some(blocks) if rows <= FEW_ROWS_OF_BLOCKS * groups || w.shape[1] < linear_blocks::NARROW => {
             return streamed_blocks(spec, [gathered, gated], blocks);
         }
@@ -283,11 +290,6 @@ fn streamed_blocks(
         ("FORMATS", blocks.name),
         ("ANYWHERE", "1"),
         ("SLACK", "1"),
-        // What only one weight for all rows has.
-        ("ONE", "0"),
-        ("NORM", "0"),
-        ("NORM_TYPE", "D"),
-        ("RING", "0"),
         ("COUNT", "1"),
     ];
     let index = input(if gathered { 3 } else { 2 });

@@ -1,9 +1,10 @@
-//! Linears by weights in the block formats of GGUF: `kernels/linear_blocks.cu` reads them in their own bits for few rows; for
+//! Linears by weights in the block formats of GGUF: `kernels/linear_blocks.cu` reads them in their own bits for few rows (`kernels/blocks_row.cu` for one); for
 //! many, `kernels/decode_blocks.cu` decodes them ahead of matrix products.
 
 use ridge_graph::format::{self, BlockFormat, CodeType, ScaledFormat};
 use ridge_graph::{DType, FormatRef, Function};
 
+use super::blocks_row;
 use super::entry::CudaKernelEntry;
 use super::linear::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
 use super::norm;
@@ -12,17 +13,13 @@ use crate::kernel::{
 };
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
-pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
-    include_str!("../../kernels/blocks.cuh"),
-    include_str!("../../kernels/norm.cuh"),
-    include_str!("../../kernels/linear_blocks.cu")
-))
-.with_tiles()
-.early_launch();
+pub(super) const ROWS: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/linear_blocks.cu")))
+        .with_tiles()
+        .early_launch();
 /// The same for groups of rows.
 pub(super) const GROUPS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/blocks.cuh"),
-    include_str!("../../kernels/norm.cuh"),
     include_str!("../../kernels/groups.cuh"),
     include_str!("../../kernels/linear_blocks.cu")
 ))
@@ -62,7 +59,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 }
 
 /// Elements of a column that a warp takes at a time: `CHUNK` of the text.
-const CHUNK: usize = 256;
+pub(super) const CHUNK: usize = 256;
 /// What chunks of all formats begin at multiples of 4 bytes for; those of one format need 2.
 const ALIGNED_DEPTH: usize = 128;
 /// Maximum number of rows whose weights are streamed.
@@ -110,15 +107,25 @@ impl BlockText {
             .or_else(|| is(Self::of::<format::Q6K>("Q6K"), format.downcast::<format::Q6K>().is_some()))
     }
 
+    /// Does its text for single rows take elements of both halves of a group in turn?
+    pub(super) fn is_paired(self) -> bool {
+        self.name == "MXFP4"
+    }
+
     /// Bytes of a stage of a warp's ring: 16 columns, an odd number of 16-byte pieces apart.
-    fn stage_bytes(self) -> usize {
+    pub(super) fn stage_bytes(self) -> usize {
         let skew = if self.bytes.is_multiple_of(16) { 0 } else { 14 };
         16 * 16 * ((self.bytes + skew).div_ceil(16) | 1)
     }
 
+    /// The same where columns begin at any address.
+    pub(super) fn grouped_stage_bytes(self) -> usize {
+        16 * 16 * ((self.bytes + 15).div_ceil(16) | 1)
+    }
+
     /// The same as [`BlockText::ring_bytes`] where columns begin at any address.
     pub(super) fn grouped_ring_bytes(self, stages: usize) -> usize {
-        stages * 16 * 16 * ((self.bytes + 15).div_ceil(16) | 1) + 16 * 8 * self.scales
+        stages * self.grouped_stage_bytes() + 16 * 8 * self.scales
     }
 
     /// Bytes of a warp's ring of so many stages, with the scales of a chunk.
@@ -159,63 +166,80 @@ fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, 
         linears.weights().iter().map(|w| w.format.as_ref().and_then(BlockText::find)).collect();
     let formats = formats.ok_or("a weight is not in blocks")?;
     let streams = (1..=FEW_ROWS).contains(&linears.rows) && linears.depth.is_multiple_of(CHUNK) && linears.depth > 0;
-    if streams { streamed(&linears, &formats) } else { decoded(&linears, &formats) }
+    if !streams {
+        return decoded(&linears, &formats);
+    }
+    let formats = Formats::new(formats);
+    let several = || streamed(&linears, &formats);
+    if linears.rows == 1 { blocks_row::linear(&linears, &formats, several) } else { several() }
 }
 
-/// Every weight read once, by one launch.
-fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKernel, String> {
-    let mut distinct: Vec<BlockText> = Vec::new();
-    for format in formats {
-        if !distinct.contains(format) {
-            distinct.push(*format);
-        }
-    }
-    let place = |format: &BlockText| distinct.iter().position(|d| d == format).unwrap_or(0).to_string();
-    let places: Vec<String> = formats.iter().map(place).collect();
-    let each: Vec<String> = distinct.iter().enumerate().map(|(i, f)| format!("F({i}, {})", f.name)).collect();
+/// The formats of a launch's weights.
+pub(super) struct Formats {
+    of_weights: Vec<BlockText>,
+    distinct: Vec<BlockText>,
+}
 
+impl Formats {
+    fn new(of_weights: Vec<BlockText>) -> Self {
+        let mut distinct: Vec<BlockText> = Vec::new();
+        for format in &of_weights {
+            if !distinct.contains(format) {
+                distinct.push(*format);
+            }
+        }
+        Self { of_weights, distinct }
+    }
+
+    pub(super) fn distinct(&self) -> impl Iterator<Item = BlockText> {
+        self.distinct.iter().copied()
+    }
+
+    /// `EACH_FORMAT` of the texts.
+    pub(super) fn each(&self) -> String {
+        let each: Vec<String> = self.distinct.iter().enumerate().map(|(i, f)| format!("F({i}, {})", f.name)).collect();
+        each.join(" ")
+    }
+
+    /// `FORMATS` of the texts.
+    pub(super) fn places(&self) -> String {
+        let place = |format: &BlockText| self.distinct.iter().position(|d| d == format).unwrap_or(0).to_string();
+        let places: Vec<String> = self.of_weights.iter().map(place).collect();
+        places.join(", ")
+    }
+}
+
+/// Every weight read once for several rows, by one launch.
+fn streamed(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
     let gated = linears.after == LinearEpilogue::Swiglu;
-    let one = linears.rows == 1;
     let sides: usize = if gated { 2 } else { 1 };
-    let ring =
-        |warps: usize, stages: usize| distinct.iter().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0);
-    // Fewer warps are more blocks to a multiprocessor, which pays where a warp has much to do; but the norm of one row would need a
-    // launch of its own, which pays for many scales alone.
-    let scales = distinct.iter().map(|f| f.scales).max().unwrap_or(0);
-    let busy = linears.rows > 8 || (gated && (scales > CHUNK / 32 || !one || linears.norm.is_none()));
-    let warps = if busy || ring(8, 2) > MAX_RING_BYTES { 4 } else { 8 };
+    let ring = |warps: usize, stages: usize| {
+        formats.distinct().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0)
+    };
+    // Fewer warps are more blocks to a multiprocessor, which pays where a warp has much to do.
+    let warps = if linears.rows > 8 || gated || ring(8, 2) > MAX_RING_BYTES { 4 } else { 8 };
     let stages = if ring(warps, 3) <= SMALL_RING_BYTES { 3 } else { 2 };
     let ring = ring(warps, stages);
-    // One row's norm is made on the way, if the block has the threads for its sums; those of several rows would keep the
-    // weights waiting.
-    let threads = norm::threads_of(linears.depth * linears.x().dtype.size_bytes() / 16);
-    let on_the_way = linears.norm.is_some() && one && threads <= 32 * warps;
-    let (mut kernel, x) =
-        if on_the_way { (CudaKernel::default(), (OperandSlot::Input(linears.x), 0)) } else { linears.normed()? };
-    let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
+    // A norm of several rows on the way would keep the weights waiting.
+    let (mut kernel, x) = linears.normed()?;
     let rows = linears.rows.next_power_of_two().max(8);
     let defines = [
         ("GROUPED", "0"),
         ("D", name(linears.x().dtype)),
         ("ROWS", &*rows.to_string()),
-        ("ONE", flag(one)),
         ("WARPS", &*warps.to_string()),
         ("STAGES", &*stages.to_string()),
-        ("RING", &*ring.to_string()),
         ("COUNT", &*linears.count.to_string()),
-        ("EACH_FORMAT(F)", &*each.join(" ")),
-        ("FORMATS", &*places.join(", ")),
+        ("EACH_FORMAT(F)", &*formats.each()),
+        ("FORMATS", &*formats.places()),
         ("ADD", flag(linears.after == LinearEpilogue::Add)),
         ("BIAS", flag(linears.biases)),
         ("BIAS_TYPE", name(linears.spec.inputs[linears.bias(0)].dtype)),
         ("SWIGLU", flag(gated)),
-        ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
-        ("NORM_TYPE", name(gain.dtype)),
     ];
-    let staged = if one { linears.depth * linears.x().dtype.size_bytes() } else { 0 };
     let source = CudaSource::new("linear_blocks", &defines, &ROWS);
-    let (threads, shared) = (32 * warps as u32, (ring + staged) as u32);
-    let launch = linears.streaming_launch(source, FEW_ROWS, threads, shared, linears.streaming_args(x))?;
+    let threads = 32 * warps as u32;
+    let launch = linears.streaming_launch(source, FEW_ROWS, threads, ring as u32, linears.streaming_args(x))?;
     kernel.actions.extend(launch.actions);
     Ok(kernel)
 }

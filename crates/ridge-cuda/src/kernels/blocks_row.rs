@@ -1,0 +1,214 @@
+//! Products of one row, or of one row of each group, by weights in block formats: `kernels/blocks_row.cu`.
+
+use super::grouped_linear::GATED_WEIGHT;
+use super::linear::{LinearCall, LinearEpilogue, flag};
+use super::linear_blocks::{BlockText, CHUNK, Formats};
+use super::norm;
+use crate::gemm::PROCESSORS;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, input, name, numbers,
+    output,
+};
+
+/// The weights are prefetched; see [`DeviceAction::Launch`].
+pub(super) const ROW: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/blocks.cuh"),
+    include_str!("../../kernels/block_bytes.cuh"),
+    include_str!("../../kernels/norm.cuh"),
+    include_str!("../../kernels/blocks_row.cu")
+))
+.with_tiles()
+.early_launch();
+
+/// Columns of a tile.
+const COLUMNS: usize = 16;
+/// Warps of a multiprocessor, which has registers for no more.
+const RESIDENT_WARPS: usize = 16;
+/// Shared memory of a multiprocessor and of a block: Hopper's, and what every GPU has.
+#[derive(Clone, Copy)]
+struct Room {
+    processor: usize,
+    block: usize,
+}
+const HOPPER: Room = Room { processor: 224 << 10, block: 224 << 10 };
+const EVERY: Room = Room { processor: 97 << 10, block: 97 << 10 };
+/// Chunks of a ring that keep memory busy, and more of which give nothing.
+const ENOUGH_STAGES: usize = 3;
+const MOST_STAGES: usize = 4;
+/// What a block takes of it besides rings and x.
+const OTHER_BYTES: usize = 4 << 10;
+/// x as digits: bytes of each group of [`GROUP`] elements.
+const DIGIT_BYTES: usize = 96 + 4 + 8;
+const GROUP: usize = 32;
+
+/// How blocks divide the work.
+struct Division {
+    /// Warps of a block: `WARPS` of the text.
+    warps: usize,
+    /// Chunks of a warp's ring: `STAGES` of the text.
+    stages: usize,
+    /// Bytes of x: `STAGED` of the text.
+    staged: usize,
+    /// Bytes of a block's shared memory.
+    shared: usize,
+    /// Blocks of a multiprocessor.
+    resident: usize,
+}
+
+impl Division {
+    /// For columns of `depth` elements, chunks of which take `stage` bytes of a ring; `None` where a block has no room.
+    fn new(room: Room, depth: usize, stage: usize, staged: usize) -> Option<Self> {
+        let chunks = depth.div_ceil(CHUNK);
+        // As many warps as share the chunks evenly.
+        let slots = |warps: usize| chunks.div_ceil(warps) * warps;
+        let warps = (2..=8).rev().min_by_key(|&warps| slots(warps))?;
+        let stages = |resident: usize| {
+            let bytes = (room.processor / resident).min(room.block).saturating_sub(OTHER_BYTES + staged);
+            (bytes / (warps * stage)).min(MOST_STAGES)
+        };
+        // As many blocks of a multiprocessor as have rings that are long enough.
+        let resident =
+            (2..=RESIDENT_WARPS / warps).rev().find(|&resident| stages(resident) >= ENOUGH_STAGES).unwrap_or(1);
+        let stages = stages(resident);
+        (stages >= 2).then_some(Self { warps, stages, staged, shared: staged + warps * stages * stage, resident })
+    }
+
+    /// Blocks of a launch over so many tiles.
+    fn blocks(&self, tiles: usize) -> usize {
+        tiles.min(PROCESSORS * self.resident)
+    }
+
+    /// The launch of `entry` over so many tiles.
+    fn launch(
+        &self,
+        entry: &str,
+        defines: &[(&str, &str)],
+        tiles: usize,
+        args: Vec<LaunchArg>,
+        prefetched: Vec<OperandSlot>,
+    ) -> DeviceAction {
+        let texts = [self.warps, self.stages, self.staged].map(|n| n.to_string());
+        let mut defines = defines.to_vec();
+        defines.extend(["WARPS", "STAGES", "STAGED"].into_iter().zip(texts.iter().map(String::as_str)));
+        DeviceAction::Launch {
+            source: CudaSource::new(entry, &defines, &ROW),
+            grid: [self.blocks(tiles) as u32, 1, 1],
+            threads: 32 * self.warps as u32,
+            shared: self.shared as u32,
+            args,
+            prefetched,
+        }
+    }
+}
+
+/// Bytes of a row of x as digits.
+fn digits(depth: usize) -> usize {
+    depth.div_ceil(CHUNK) * (CHUNK / GROUP) * DIGIT_BYTES
+}
+
+/// `make` with the room of Hopper, and of every GPU; where that has none, `otherwise`.
+fn by_room(
+    make: impl Fn(Room) -> Result<Option<CudaKernel>, String>,
+    otherwise: impl FnOnce() -> Result<CudaKernel, String>,
+) -> Result<CudaKernel, String> {
+    let others = make(EVERY)?.map_or_else(otherwise, Ok)?;
+    let Some(hopper) = make(HOPPER)? else { return Ok(others) };
+    let scratch = hopper.scratch.max(others.scratch);
+    let action = DeviceAction::ByArch { arch: "sm_90a", actions: hopper.actions, otherwise: others.actions };
+    Ok(CudaKernel { scratch, ..action.into() })
+}
+
+/// Linears of one row, by weights of these formats; `otherwise` where blocks have no room for x.
+pub(super) fn linear(
+    linears: &LinearCall<'_>,
+    formats: &Formats,
+    otherwise: impl FnOnce() -> Result<CudaKernel, String>,
+) -> Result<CudaKernel, String> {
+    by_room(|room| linear_in(room, linears, formats), otherwise)
+}
+
+fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<Option<CudaKernel>, String> {
+    let gated = linears.after == LinearEpilogue::Swiglu;
+    let sides: usize = if gated { 2 } else { 1 };
+    let paired = formats.distinct().filter(|format| format.is_paired()).count();
+    if paired > 0 && paired < formats.distinct().count() {
+        return Ok(None);
+    }
+    let stage = sides * formats.distinct().map(BlockText::stage_bytes).max().unwrap_or(0);
+    let bytes = linears.depth * linears.x().dtype.size_bytes();
+    let threads = norm::threads_of(bytes / 16);
+    // The norm is made on the way if the block has the threads for its sums, and room for its result.
+    let with_norm = linears.norm.and_then(|_| Division::new(room, linears.depth, stage, digits(linears.depth) + bytes));
+    let with_norm = with_norm.filter(|division| threads <= 32 * division.warps);
+    let on_the_way = with_norm.is_some();
+    let Some(division) = with_norm.or_else(|| Division::new(room, linears.depth, stage, digits(linears.depth))) else {
+        return Ok(None);
+    };
+    let (mut kernel, x) =
+        if on_the_way { (CudaKernel::default(), (OperandSlot::Input(linears.x), 0)) } else { linears.normed()? };
+    let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
+    let defines = [
+        ("GROUPED", "0"),
+        ("D", name(linears.x().dtype)),
+        ("COUNT", &*linears.count.to_string()),
+        ("EACH_FORMAT(F)", &*formats.each()),
+        ("FORMATS", &*formats.places()),
+        ("PAIRED", flag(paired > 0)),
+        ("ADD", flag(linears.after == LinearEpilogue::Add)),
+        ("BIAS", flag(linears.biases)),
+        ("BIAS_TYPE", name(linears.spec.inputs[linears.bias(0)].dtype)),
+        ("SWIGLU", flag(gated)),
+        ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
+        ("NORM_TYPE", name(gain.dtype)),
+    ];
+    let weights = (0..linears.count).map(|i| OperandSlot::Input(linears.first + i)).collect();
+    let (tiles, args) = (linears.column_blocks(), linears.streaming_args(x));
+    kernel.actions.push(division.launch("linear_blocks_row", &defines, tiles, args, weights));
+    Ok(Some(kernel))
+}
+
+/// Rows of groups, most of which have one at most; two weights are gated. `otherwise` where blocks have no room for x.
+pub(super) fn grouped(
+    spec: &CudaKernelSpec<'_>,
+    flags: [bool; 2],
+    blocks: BlockText,
+    otherwise: impl FnOnce() -> Result<CudaKernel, String>,
+) -> Result<CudaKernel, String> {
+    by_room(|room| Ok(grouped_in(room, spec, flags, blocks)), otherwise)
+}
+
+fn grouped_in(
+    room: Room,
+    spec: &CudaKernelSpec<'_>,
+    [gathered, gated]: [bool; 2],
+    blocks: BlockText,
+) -> Option<CudaKernel> {
+    let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
+    let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
+    let rows = y.shape[0];
+    let sides = if gated { 2 } else { 1 };
+    let (stage, across) = (sides * blocks.grouped_stage_bytes(), columns.div_ceil(COLUMNS));
+    let tiles = rows * across;
+    // A block has tiles that follow each other: its part of all of them is of two rows, or of more where rows have few tiles.
+    let one = Division::new(room, depth, stage, digits(depth))?;
+    let span = (tiles.div_ceil(one.blocks(tiles)).saturating_sub(1)).div_ceil(across) + 1;
+    let division = Division::new(room, depth, stage, span.min(rows) * digits(depth))?;
+    if division.blocks(tiles) < one.blocks(tiles) {
+        return None;
+    }
+    let defines = [
+        ("GROUPED", "1"),
+        ("D", name(x.dtype)),
+        ("GATHERED", flag(gathered)),
+        ("SWIGLU", flag(gated)),
+        ("ROWS", &*rows.to_string()),
+        ("FORMATS", blocks.name),
+        ("ANYWHERE", "1"),
+        ("SLACK", "1"),
+    ];
+    let index = input(if gathered { 3 } else { 2 });
+    let weights = [1, GATED_WEIGHT].into_iter().take(sides).map(input);
+    let n = numbers(&[x.shape[0], groups, columns, depth]);
+    let args = std::iter::once(input(0)).chain(weights).chain([input(2), index, output(0), n]).collect();
+    Some(division.launch("grouped_blocks_row", &defines, tiles, args, Vec::new()).into())
+}
