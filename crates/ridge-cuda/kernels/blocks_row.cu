@@ -5,15 +5,17 @@
 // Products are of integers, and exact. Each group of 32 elements of x is fixed-point: 22 bits below its largest, in three digits of 8 bits.
 // Digits of two groups are columns of the second operand, so that their products come out side by side in 6 of 8 columns; their sums are
 // scaled in f32: scale * sum(code * x) - minimum * sum(x).
-// Defines: D of x and results; WARPS; STAGES of a ring; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and FORMATS, which of
+// Defines: D of x and results; DEPTH, a multiple of 256; WARPS; STAGES of a ring; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and FORMATS, which of
 // them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, the threads among which a
 // norm of the row is made, 0 for none, with its NORM_TYPE; PAIRED, 1 where the order of digits is that of MXFP4; STAGED, the bytes of the normed row and of the digits of x.
-// Numbers: 1, depth (a multiple of 256), then the columns of each weight.
+// Numbers: 1, DEPTH, then the columns of each weight.
 // With GROUPED 1 (`grouped_blocks_row`), each of ROWS rows has the weight of its group, and rows of x are those that an index names if
-// GATHERED is 1; SPAN is the most rows that a block has. Its depth is a multiple of 32, and there is neither ADD, BIAS nor NORM.
+// GATHERED is 1; COLUMNS are those of a weight. Its DEPTH is a multiple of 32, and there is neither ADD, BIAS nor NORM.
 
 #define CHUNK 256
 #define SIDES (SWIGLU ? 2 : 1)
+#define CHUNKS ((DEPTH + CHUNK - 1) / CHUNK)
+#define ROW_BYTES(F) ((u32)((u64)DEPTH * F::BYTES / CHUNK))
 #define ALL 0xffffffffu
 
 // What a tile reads and where its results go.
@@ -31,44 +33,48 @@ template <class F, class Tiles> struct Ring {
     typedef Column<F> C;
     static const int BYTES = SIDES * 16 * C::STRIDE, COPIES = (16 * C::PIECES + 31) / 32;
     const Tiles& tiles;
-    const i64 depth, row_bytes;
-    const int chunks;
     int tile, end, chunk, stage;
-    u32 to, own[COPIES];
+    u32 to;
+    // Of each copy of this lane: how far it is behind the first column's chunk and behind its own column's, and where it goes.
+    u32 behind[COPIES], within[COPIES], place[COPIES];
     const u8* from[SIDES];
     int columns;
 
-    __device__ Ring(const Tiles& tiles, int begin, int end, i64 depth, u8* ring)
-        : tiles(tiles), depth(depth), row_bytes(depth * F::BYTES / CHUNK), chunks((int)((depth + CHUNK - 1) / CHUNK)),
-          tile(begin), end(end), chunk(threadIdx.x >> 5), stage(0), to(shared_address(ring)) {
+    __device__ Ring(const Tiles& tiles, int begin, int end, u8* ring)
+        : tiles(tiles), tile(begin), end(end), chunk(threadIdx.x >> 5), stage(0), to(shared_address(ring)) {
 #pragma unroll
-        for (int j = 0; j < COPIES; ++j) own[j] = (u32)(((threadIdx.x & 31) + 32 * j) / C::PIECES) * (u32)row_bytes;
-        if (chunk >= chunks) tile = end;
+        for (int j = 0; j < COPIES; ++j) {
+            const u32 i = (threadIdx.x & 31) + 32 * j, c = i / C::PIECES;
+            within[j] = i % C::PIECES * 16;
+            behind[j] = c * ROW_BYTES(F) + within[j];
+            place[j] = c * C::STRIDE + within[j];
+        }
+        if (chunk >= CHUNKS) tile = end;
         look();
     }
     __device__ void look() {
         if (tile >= end) return;
         const Tile t = tiles.at(tile);
 #pragma unroll
-        for (int s = 0; s < SIDES; ++s) from[s] = t.w[s] + t.column * row_bytes;
+        for (int s = 0; s < SIDES; ++s) from[s] = t.w[s] + t.column * ROW_BYTES(F);
         columns = (int)min(t.columns - t.column, (i64)16);
     }
     // All columns of a tile, or those that there are.
     template <bool WHOLE> __device__ void copy() {
         // Nothing behind the chunk, which may be the end of the weight, is read: zeros are written in its place.
-        const int bytes = GROUPED ? min(F::BYTES, (int)(row_bytes - (i64)chunk * F::BYTES)) : F::BYTES;
+        const int bytes = DEPTH % CHUNK && chunk == CHUNKS - 1 ? (int)(ROW_BYTES(F) % F::BYTES) : F::BYTES;
 #pragma unroll
         for (int s = 0; s < SIDES; ++s) {
-            const u8* first = from[s] + (i64)chunk * F::BYTES;
+            const u8* first = from[s] + (u32)chunk * F::BYTES;
+            const u32 base = to + stage * BYTES + s * 16 * C::STRIDE;
 #pragma unroll
             for (int j = 0; j < COPIES; ++j) {
-                const int i = (threadIdx.x & 31) + 32 * j, c = i / C::PIECES, piece = i % C::PIECES;
-                const u8* line = first + own[j];
-                const int skew = C::skew(line), left = C::ALIGNED && !GROUPED ? 16 : min(16, max(bytes + skew - 16 * piece, 0));
-                if (i >= 16 * C::PIECES || (!WHOLE && c >= columns)) continue;
+                const int i = (threadIdx.x & 31) + 32 * j;
+                if (i >= 16 * C::PIECES || (!WHOLE && i >= columns * C::PIECES)) continue;
+                const u64 at = (u64)(first + behind[j]);
+                const int left = C::ALIGNED && !GROUPED ? 16 : min(16, max(bytes + (int)(at & 15) - (int)within[j], 0));
                 asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                    :: "r"(to + stage * BYTES + (s * 16 + c) * C::STRIDE + 16 * piece), "l"(left > 0 ? line - skew + 16 * piece : line - skew), "r"(left)
-                    : "memory");
+                    :: "r"(base + place[j]), "l"(C::ALIGNED ? at : at & ~15ull), "r"(left) : "memory");
             }
         }
     }
@@ -76,7 +82,7 @@ template <class F, class Tiles> struct Ring {
         if (tile < end) {
             if (columns == 16) copy<true>(); else copy<false>();
             chunk += WARPS;
-            if (chunk >= chunks) {
+            if (chunk >= CHUNKS) {
                 chunk = threadIdx.x >> 5;
                 ++tile;
                 look();
@@ -279,14 +285,14 @@ template <class F> __device__ inline void multiply(
 // The tiles begin .. end - 1. `ready` is called when weights are on their way, `digits_of` for x of a tile, and `store` with each tile, of a column's
 // sums.
 template <class F, class Tiles, class Ready, class Of, class Store> __device__ inline void over_tiles(
-    const Tiles& tiles, int begin, int end, i64 depth, u8* shared, Ready ready, Of digits_of, Store store
+    const Tiles& tiles, int begin, int end, u8* shared, Ready ready, Of digits_of, Store store
 ) {
     typedef Ring<F, Tiles> R;
     typedef Column<F> C;
     __shared__ float parts[2][WARPS][SIDES][16];
     const int warp = threadIdx.x >> 5;
     u8* buffer = shared + warp * STAGES * R::BYTES;
-    R ring(tiles, begin, end, depth, buffer);
+    R ring(tiles, begin, end, buffer);
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) ring.fetch();
     ready();
@@ -296,7 +302,7 @@ template <class F, class Tiles, class Ready, class Of, class Store> __device__ i
         const Tile tile = tiles.at(at);
         const Digits x = digits_of(tile);
         Totals totals = {};
-        for (int chunk = warp; chunk < ring.chunks; chunk += WARPS) {
+        for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
             copies_wait<STAGES - 2>();
             __syncwarp();
             ring.fetch();
@@ -304,7 +310,7 @@ template <class F, class Tiles, class Ready, class Of, class Store> __device__ i
 #pragma unroll
             for (int s = 0; s < SIDES; ++s) {
                 auto place = [&](int c) {
-                    const u8* from = tile.w[s] + (tile.column + c) * ring.row_bytes + (i64)chunk * F::BYTES;
+                    const u8* from = tile.w[s] + (tile.column + c) * ROW_BYTES(F) + (u32)chunk * F::BYTES;
                     return buffer + stage * R::BYTES + (s * 16 + c) * C::STRIDE + C::skew(from);
                 };
                 upper[s] = place(lane.own);
@@ -343,32 +349,31 @@ template <class F, class Tiles, class Ready, class Of, class Store> __device__ i
 __device__ inline int part_of(int of, int block) { return (int)((i64)of * block / gridDim.x); }
 
 #if GROUPED
+#define ACROSS ((COLUMNS + 15) / 16)
+
 struct Tiles {
     const u8* const* w;
     const int* groups;
-    i64 columns, depth;
-    int across;
     __device__ Tile at(int i) const {
-        const int row = i / across;
-        const i64 before = groups[row] * columns * (depth * FORMATS::BYTES / CHUNK);
-        Tile tile = {{}, (i64)(i % across) * 16, columns, row, 0};
+        const int row = i / ACROSS;
+        const i64 before = (i64)groups[row] * COLUMNS * ROW_BYTES(FORMATS);
+        Tile tile = {{}, i % ACROSS * 16, COLUMNS, row, 0};
         for (int s = 0; s < SIDES; ++s) tile.w[s] = w[s] + before;
         return tile;
     }
 };
 
-// Numbers: rows of x, groups, columns, depth. Of several weights, SWIGLU's, the first is the gate.
+// Numbers: rows of x, groups. Of several weights, SWIGLU's, the first is the gate.
 extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void grouped_blocks_row(
     const D::Raw* __restrict__ x, const u8* __restrict__ w,
 #if SWIGLU
     const u8* __restrict__ other,
 #endif
-    const int* __restrict__ offsets, const int* __restrict__ index, D::Raw* __restrict__ y, Numbers<4> n
+    const int* __restrict__ offsets, const int* __restrict__ index, D::Raw* __restrict__ y, Numbers<2> n
 ) {
     extern __shared__ uint4 shared[];
     __shared__ int group_of[ROWS], row_of[ROWS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, groups = (int)n.v[1];
-    const i64 columns = n.v[2], depth = n.v[3];
     const u8* const weights[SIDES] = {w
 #if SWIGLU
         , other
@@ -384,30 +389,29 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void grouped_blo
         row_of[row] = from < n.v[0] ? from : -1;
     }
     __syncthreads();
-    const int used = n.v[0] > 0 ? min(offsets[groups], ROWS) : 0, across = (int)((columns + 15) / 16);
-    const int begin = part_of(used * across, blockIdx.x), end = part_of(used * across, blockIdx.x + 1);
-    const int first = begin / across, lines = (int)(depth / 32), room = (lines + 7) / 8 * 8;
+    const int used = n.v[0] > 0 ? min(offsets[groups], ROWS) : 0, lines = DEPTH / 32, room = (lines + 7) / 8 * 8;
+    const int begin = part_of(used * ACROSS, blockIdx.x), end = part_of(used * ACROSS, blockIdx.x + 1), first = begin / ACROSS;
     auto digits_of_row = [&](i64 row) {
         return Digits((u8*)shared + (row - first) * room * Digits::GROUP_BYTES, room);
     };
-    const Tiles tiles = {weights, group_of, columns, depth, across};
+    const Tiles tiles = {weights, group_of};
     over_tiles<FORMATS>(
-        tiles, begin, end, depth, (u8*)shared + STAGED,
+        tiles, begin, end, (u8*)shared + STAGED,
         [&] {
-            for (int row = first; row * across < end; ++row) {
+            for (int row = first; row * ACROSS < end; ++row) {
                 Digits digits = digits_of_row(row);
-                digits.stage<Bytes<FORMATS>::APART>(x + max(row_of[row], 0) * depth, lines);
+                digits.stage<Bytes<FORMATS>::APART>(x + (i64)max(row_of[row], 0) * DEPTH, lines);
             }
             __syncthreads();
         },
         [&](const Tile& tile) { return digits_of_row(tile.row); },
         [&](const Tile& tile, i64 column, const float* sums) {
             const float value = SWIGLU ? gated<D>(sums[0], sums[SIDES - 1]) : sums[0];
-            y[tile.row * columns + column] = D::store(row_of[tile.row] < 0 ? 0.0f : value);
+            y[tile.row * COLUMNS + column] = D::store(row_of[tile.row] < 0 ? 0.0f : value);
         }
     );
     // Rows of no group.
-    for (i64 i = used * columns + blockIdx.x * (WARPS * 32) + threadIdx.x; i < ROWS * columns; i += gridDim.x * WARPS * 32)
+    for (int i = used * COLUMNS + blockIdx.x * (WARPS * 32) + threadIdx.x; i < ROWS * COLUMNS; i += gridDim.x * WARPS * 32)
         y[i] = D::store(0.0f);
 }
 #else
@@ -436,9 +440,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void linear_bloc
 ) {
     extern __shared__ uint4 shared[];
     const int formats[] = {FORMATS};
-    const i64 depth = n.v[1];
     const Tiles tiles = {p, n.v + 2};
-    const int lines = (int)(depth / 32);
+    const int lines = DEPTH / 32;
     Digits digits((u8*)shared, lines);
     auto ready = [&] {
         others_may_begin();
@@ -446,9 +449,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void linear_bloc
         const D::Raw* from = x;
 #if NORM
         __shared__ float squares[32];
-        const float unit = unit_of_row<D, NORM>(x, (int)depth, eps, squares);
-        D::Raw* line = (D::Raw*)((u8*)shared + STAGED) - depth;
-        for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8)
+        const float unit = unit_of_row<D, NORM>(x, DEPTH, eps, squares);
+        D::Raw* line = (D::Raw*)((u8*)shared + STAGED) - DEPTH;
+        for (int k = threadIdx.x * 8; k < DEPTH; k += WARPS * 32 * 8)
             *(uint4*)(line + k) = normed<D, NORM_TYPE>(*(const uint4*)(x + k), gain + k, unit);
         __syncthreads();
         from = line;
@@ -483,8 +486,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 16 / WARPS) void linear_bloc
         switch (formats[i]) {
 #define RUN(f, F) \
     case f: \
-        if (i == 0) over_tiles<F>(tiles, first, last, depth, (u8*)shared + STAGED, ready, digits_of, store); \
-        else over_tiles<F>(tiles, first, last, depth, (u8*)shared + STAGED, [] {}, digits_of, store); \
+        if (i == 0) over_tiles<F>(tiles, first, last, (u8*)shared + STAGED, ready, digits_of, store); \
+        else over_tiles<F>(tiles, first, last, (u8*)shared + STAGED, [] {}, digits_of, store); \
         break;
             EACH_FORMAT(RUN)
         }

@@ -32,8 +32,8 @@ struct Room {
 }
 const HOPPER: Room = Room { processor: 224 << 10, block: 224 << 10 };
 const EVERY: Room = Room { processor: 97 << 10, block: 97 << 10 };
-/// Chunks of a ring that keep memory busy, and more of which give nothing.
-const ENOUGH_STAGES: usize = 3;
+/// Chunks of a ring that keep memory busy where the work is light, and where more warps pay; and more of which give nothing.
+const ENOUGH_STAGES: [usize; 2] = [3, 2];
 const MOST_STAGES: usize = 4;
 /// What a block takes of it besides rings and x.
 const OTHER_BYTES: usize = 4 << 10;
@@ -56,8 +56,9 @@ struct Division {
 }
 
 impl Division {
-    /// For columns of `depth` elements, chunks of which take `stage` bytes of a ring; `None` where a block has no room.
-    fn new(room: Room, depth: usize, stage: usize, staged: usize) -> Option<Self> {
+    /// For columns of `depth` elements, chunks of which take `stage` bytes of a ring, and whether these are light work; `None` where a block has no
+    /// room.
+    fn new(room: Room, depth: usize, [stage, staged]: [usize; 2], light: bool) -> Option<Self> {
         let chunks = depth.div_ceil(CHUNK);
         // As many warps as share the chunks evenly.
         let slots = |warps: usize| chunks.div_ceil(warps) * warps;
@@ -67,8 +68,10 @@ impl Division {
             (bytes / (warps * stage)).min(MOST_STAGES)
         };
         // As many blocks of a multiprocessor as have rings that are long enough.
-        let resident =
-            (2..=RESIDENT_WARPS / warps).rev().find(|&resident| stages(resident) >= ENOUGH_STAGES).unwrap_or(1);
+        let resident = (2..=RESIDENT_WARPS / warps)
+            .rev()
+            .find(|&resident| stages(resident) >= ENOUGH_STAGES[usize::from(!light)])
+            .unwrap_or(1);
         let stages = stages(resident);
         (stages >= 2).then_some(Self { warps, stages, staged, shared: staged + warps * stages * stage, resident })
     }
@@ -135,13 +138,15 @@ fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<
         return Ok(None);
     }
     let stage = sides * formats.distinct().map(BlockText::stage_bytes).max().unwrap_or(0);
+    let light = formats.distinct().all(BlockText::is_light);
+    let division = |staged: usize| Division::new(room, linears.depth, [stage, staged], light);
     let bytes = linears.depth * linears.x().dtype.size_bytes();
     let threads = norm::threads_of(bytes / 16);
     // The norm is made on the way if the block has the threads for its sums, and room for its result.
-    let with_norm = linears.norm.and_then(|_| Division::new(room, linears.depth, stage, digits(linears.depth) + bytes));
+    let with_norm = linears.norm.and_then(|_| division(digits(linears.depth) + bytes));
     let with_norm = with_norm.filter(|division| threads <= 32 * division.warps);
     let on_the_way = with_norm.is_some();
-    let Some(division) = with_norm.or_else(|| Division::new(room, linears.depth, stage, digits(linears.depth))) else {
+    let Some(division) = with_norm.or_else(|| division(digits(linears.depth))) else {
         return Ok(None);
     };
     let (mut kernel, x) =
@@ -150,6 +155,7 @@ fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<
     let defines = [
         ("GROUPED", "0"),
         ("D", name(linears.x().dtype)),
+        ("DEPTH", &*linears.depth.to_string()),
         ("COUNT", &*linears.count.to_string()),
         ("EACH_FORMAT(F)", &*formats.each()),
         ("FORMATS", &*formats.places()),
@@ -190,15 +196,18 @@ fn grouped_in(
     let (stage, across) = (sides * blocks.grouped_stage_bytes(), columns.div_ceil(COLUMNS));
     let tiles = rows * across;
     // A block has tiles that follow each other: its part of all of them is of two rows, or of more where rows have few tiles.
-    let one = Division::new(room, depth, stage, digits(depth))?;
+    let division = |rows: usize| Division::new(room, depth, [stage, rows * digits(depth)], blocks.is_light());
+    let one = division(1)?;
     let span = (tiles.div_ceil(one.blocks(tiles)).saturating_sub(1)).div_ceil(across) + 1;
-    let division = Division::new(room, depth, stage, span.min(rows) * digits(depth))?;
+    let division = division(span.min(rows))?;
     if division.blocks(tiles) < one.blocks(tiles) {
         return None;
     }
     let defines = [
         ("GROUPED", "1"),
         ("D", name(x.dtype)),
+        ("DEPTH", &*depth.to_string()),
+        ("COLUMNS", &*columns.to_string()),
         ("GATHERED", flag(gathered)),
         ("SWIGLU", flag(gated)),
         ("ROWS", &*rows.to_string()),
@@ -208,7 +217,7 @@ fn grouped_in(
     ];
     let index = input(if gathered { 3 } else { 2 });
     let weights = [1, GATED_WEIGHT].into_iter().take(sides).map(input);
-    let n = numbers(&[x.shape[0], groups, columns, depth]);
+    let n = numbers(&[x.shape[0], groups]);
     let args = std::iter::once(input(0)).chain(weights).chain([input(2), index, output(0), n]).collect();
     Some(division.launch("grouped_blocks_row", &defines, tiles, args, Vec::new()).into())
 }

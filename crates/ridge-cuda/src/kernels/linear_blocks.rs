@@ -107,6 +107,11 @@ impl BlockText {
             .or_else(|| is(Self::of::<format::Q6K>("Q6K"), format.downcast::<format::Q6K>().is_some()))
     }
 
+    /// Are words of chunks where registers take them from, so that decoding waits for memory?
+    pub(super) fn is_light(self) -> bool {
+        self.bytes.is_multiple_of(16)
+    }
+
     /// Does its text for single rows take elements of both halves of a group in turn?
     pub(super) fn is_paired(self) -> bool {
         self.name == "MXFP4"
