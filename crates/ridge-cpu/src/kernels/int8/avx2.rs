@@ -2,7 +2,7 @@
 //!
 //! Codes of weights are taken as bytes that are not negative, above what they are; what that adds to each sum is taken
 //! away from it as a float, exactly: sums are below 2^24. Pairs of products are added up as 16-bit integers as long as
-//! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `stream.rs` adds
+//! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `lanes.rs` adds
 //! them, to the same bits. Multiplied as 16-bit integers, which takes no signs, they took as long on Zen 4.
 //!
 //! Floor: for 4 elements of 8 rows a multiplication and an addition.
@@ -10,9 +10,9 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32,
-    _mm256_dpbusd_epi32, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_madd_epi16,
-    _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_setzero_si256, _mm256_sign_epi8, _mm256_xor_si256,
+    _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_sign_epi8, _mm256_xor_si256,
 };
 use std::ops::Range;
 
@@ -39,9 +39,6 @@ pub(super) fn multiply<B: Interleaved>(
     // SAFETY: the instructions are there.
     unsafe {
         match simd::isa() {
-            simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 | simd::Isa::Amx => {
-                columns::multiply::<B, FoursOfAvx512>(weight, rows, x, room, out);
-            }
             simd::Isa::Avx2 | simd::Isa::AvxVnni | simd::Isa::Avx512 if x.layout.rows == 1 => {
                 columns::check::<B>(weight, &rows, x);
                 one_row::multiply::<B>(weight, rows, x, out);
@@ -137,11 +134,6 @@ multiply! {
     Fours, "avx2,fma,f16c,avxvnni", in_fours, B::ABOVE
 }
 
-multiply! {
-    /// As [`Fours`], as AVX-512 has it.
-    FoursOfAvx512, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", in_fours_of_avx512, B::ABOVE
-}
-
 /// Sums of products of what shares a scale.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -175,22 +167,15 @@ fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m2
 }
 
 /// As [`in_pairs`].
-macro_rules! in_fours {
-    ($name:ident, $features:literal, $instruction:ident) => {
-        #[inline]
-        #[target_feature(enable = $features)]
-        fn $name<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m256i; N] {
-            let mut integers = [_mm256_setzero_si256(); N];
-            for word in 0..B::GROUP / 4 {
-                let codes = operands.codes(word);
-                for nth in 0..N {
-                    integers[nth] = $instruction(integers[nth], codes, operands.x(nth, word));
-                }
-            }
-            integers
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn in_fours<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m256i; N] {
+    let mut integers = [_mm256_setzero_si256(); N];
+    for word in 0..B::GROUP / 4 {
+        let codes = operands.codes(word);
+        for nth in 0..N {
+            integers[nth] = _mm256_dpbusd_avx_epi32(integers[nth], codes, operands.x(nth, word));
         }
-    };
+    }
+    integers
 }
-
-in_fours!(in_fours, "avx2,fma,f16c,avxvnni", _mm256_dpbusd_avx_epi32);
-in_fours!(in_fours_of_avx512, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", _mm256_dpbusd_epi32);

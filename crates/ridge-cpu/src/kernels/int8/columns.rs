@@ -65,7 +65,7 @@ pub(super) fn check<B: Interleaved>(weight: &CodeWeight<'_>, rows: &Range<usize>
         }
         None => rows.end * weight.stride() <= weight.data.len(),
     });
-    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
 }
 

@@ -18,7 +18,6 @@ use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1
 
 use super::super::interleaved::Interleaved;
 use super::super::scale::{GROUP, SIDE, SUMMED};
-use super::super::unpack::Vectors;
 use super::rows::SixteenRows;
 
 /// A group of K of the row of x.
@@ -61,6 +60,12 @@ pub(in crate::kernels::int8) struct WideCodes {
 }
 
 impl WideCodes {
+    /// Zeros.
+    pub(super) fn new() -> Self {
+        let floats = [[0.0; SIDE]; GROUP / SUMMED];
+        Self { codes: [[0; 4 * SIDE]; GROUP / 4], scales: floats, minima: floats }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     fn put(&mut self, word: usize, codes: __m512i) {
@@ -84,7 +89,7 @@ impl WideCodes {
 }
 
 /// A format whose blocks of 16 rows may be taken apart together.
-pub(in crate::kernels::int8) trait Wide: Interleaved + Vectors {
+pub(in crate::kernels::int8) trait Wide: Interleaved {
     /// Is it so? Others are taken apart eight rows at a time.
     const TAKEN_TOGETHER: bool = false;
 
