@@ -13,10 +13,10 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use super::apart::take_apart;
 use super::wide::{Wide, WideCodes};
-use super::{SIDE, take_apart};
 use crate::amx::{COLUMNS, DEPTH, Words};
-use crate::kernels::int8::scale::{GROUP, unit};
+use crate::kernels::int8::scale::{GROUP, SIDE, unit};
 use crate::kernels::int8::weight::CodeWeight;
 use crate::simd;
 
