@@ -53,37 +53,41 @@ pub(super) fn multiply<B: Interleaved>(
 }
 
 /// What is multiplied: codes that share a scale, of 8 rows of the weight and of `N` rows of x.
-struct Operands<'a, const N: usize> {
-    weights: &'a [[u8; 4 * EIGHT]],
-    x: [&'a [[i8; 4]]; N],
+struct Operands<const N: usize> {
+    weights: *const [u8; 4 * EIGHT],
+    x: [*const i32; N],
 }
 
-impl<'a, const N: usize> Operands<'a, N> {
+impl<const N: usize> Operands<N> {
+    /// Of group `group`.
+    ///
+    /// # Safety
+    /// The weights and every row of x have so many groups, which they keep while this lives.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn new<B: Interleaved>(weights: &'a InterleavedCodes, x: [&'a [[i8; 4]]; N], group: usize) -> Self {
-        let words = group * (B::GROUP / 4)..(group + 1) * (B::GROUP / 4);
-        let mut of_group = x;
-        for x in &mut of_group {
-            *x = &x[words.clone()];
-        }
-        Self { weights: &weights.codes[words], x: of_group }
+    unsafe fn new<B: Interleaved>(weights: &InterleavedCodes, x: [*const i32; N], group: usize) -> Self {
+        let first = group * const { B::GROUP / 4 };
+        // SAFETY: by the caller's promise.
+        unsafe { Self { weights: weights.codes.as_ptr().add(first), x: x.map(|row| row.add(first)) } }
     }
 
     /// Four codes of each row of the weight.
+    ///
+    /// # Safety
+    /// The word is one of the group: so it is for [`Operands::x`].
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn codes(&self, word: usize) -> __m256i {
+    unsafe fn codes(&self, word: usize) -> __m256i {
         // SAFETY: a vector, aligned as what it lies in.
-        unsafe { _mm256_load_si256(self.weights[word].as_ptr().cast()) }
+        unsafe { _mm256_load_si256(self.weights.add(word).cast()) }
     }
 
     /// Four codes of a row of x, eight times.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn x(&self, row: usize, word: usize) -> __m256i {
-        let [a, b, c, d] = self.x[row][word];
-        _mm256_set1_epi32(i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8]))
+    unsafe fn x(&self, row: usize, word: usize) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_set1_epi32(self.x[row].add(word).read_unaligned()) }
     }
 }
 
@@ -101,20 +105,32 @@ macro_rules! multiply {
                 x: [&[[i8; 4]]; N],
                 of_x: &[OfX; ABREAST],
             ) -> [__m256; N] {
+                let words = const { B::GROUP / 4 };
+                assert!(x.iter().all(|row| row.len() >= x[0].len()) && x[0].len() <= weights.codes.len());
+                // Of a number that the compiler can bound it unrolls the loop whole, and spills its registers. So there are no
+                // bounds to check in it either.
+                let groups = std::hint::black_box(x[0].len() / words);
+                let x = x.map(|row| row.as_ptr().cast::<i32>());
                 // SAFETY: vectors within the weights, aligned as those are.
-                let floats = |floats: &[f32; EIGHT]| unsafe { _mm256_load_ps(floats.as_ptr()) };
+                let floats = |floats: *const [f32; EIGHT]| unsafe { _mm256_load_ps(floats.cast()) };
                 let mut sums = [_mm256_setzero_ps(); N];
-                for group in 0..x[0].len() / (B::GROUP / 4) {
-                    let integers = $integers::<B, N>(&Operands::new::<B>(weights, x, group));
+                for group in 0..groups {
+                    // SAFETY: the weights and rows of x have as many groups.
+                    let integers = unsafe { $integers::<B, N>(&Operands::new::<B>(weights, x, group)) };
+                    // SAFETY: as above.
+                    let scales = floats(unsafe { weights.scales.get_unchecked(group) });
                     for nth in 0..N {
-                        let of_x = _mm256_set1_ps(of_x[nth][group]);
+                        // SAFETY: as above.
+                        let of_x = _mm256_set1_ps(unsafe { *of_x.get_unchecked(nth).get_unchecked(group) });
                         let mut integers = _mm256_cvtepi32_ps(integers[nth]);
                         if $above != 0 {
                             integers = _mm256_fnmadd_ps(_mm256_set1_ps(f32::from($above)), of_x, integers);
                         }
-                        sums[nth] = _mm256_fmadd_ps(integers, floats(&weights.scales[group]), sums[nth]);
+                        sums[nth] = _mm256_fmadd_ps(integers, scales, sums[nth]);
                         if B::MINIMA {
-                            sums[nth] = _mm256_fnmadd_ps(floats(&weights.minima[group]), of_x, sums[nth]);
+                            // SAFETY: as above.
+                            let minima = floats(unsafe { weights.minima.get_unchecked(group) });
+                            sums[nth] = _mm256_fnmadd_ps(minima, of_x, sums[nth]);
                         }
                     }
                 }
@@ -135,17 +151,24 @@ multiply! {
 }
 
 /// Sums of products of what shares a scale.
+///
+/// # Safety
+/// The operands are there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m256i; N] {
+unsafe fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<N>) -> [__m256i; N] {
     let (words, ones) = (0..B::GROUP / 4, _mm256_set1_epi16(1));
     let mut integers = [_mm256_setzero_si256(); N];
     if const { pairs::<B>() } == 0 {
         for word in words {
-            let codes = _mm256_xor_si256(operands.codes(word), _mm256_set1_epi8(B::ABOVE.cast_signed()));
+            // SAFETY: by the caller's promise; so it is below.
+            let codes = unsafe { operands.codes(word) };
+            let codes = _mm256_xor_si256(codes, _mm256_set1_epi8(B::ABOVE.cast_signed()));
             let magnitudes = _mm256_abs_epi8(codes);
             for nth in 0..N {
-                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(operands.x(nth, word), codes));
+                // SAFETY: as above.
+                let x = unsafe { operands.x(nth, word) };
+                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, codes));
                 integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(pairs, ones));
             }
         }
@@ -154,9 +177,12 @@ fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m2
     for first in words.step_by(const { pairs::<B>() }) {
         let mut sixteen = [_mm256_setzero_si256(); N];
         for word in first..first + const { pairs::<B>() } {
-            let codes = operands.codes(word);
+            // SAFETY: as above.
+            let codes = unsafe { operands.codes(word) };
             for nth in 0..N {
-                sixteen[nth] = _mm256_add_epi16(sixteen[nth], _mm256_maddubs_epi16(codes, operands.x(nth, word)));
+                // SAFETY: as above.
+                let x = unsafe { operands.x(nth, word) };
+                sixteen[nth] = _mm256_add_epi16(sixteen[nth], _mm256_maddubs_epi16(codes, x));
             }
         }
         for nth in 0..N {
@@ -169,12 +195,15 @@ fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m2
 /// As [`in_pairs`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-fn in_fours<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m256i; N] {
+unsafe fn in_fours<B: Interleaved, const N: usize>(operands: &Operands<N>) -> [__m256i; N] {
     let mut integers = [_mm256_setzero_si256(); N];
     for word in 0..B::GROUP / 4 {
-        let codes = operands.codes(word);
+        // SAFETY: as above.
+        let codes = unsafe { operands.codes(word) };
         for nth in 0..N {
-            integers[nth] = _mm256_dpbusd_avx_epi32(integers[nth], codes, operands.x(nth, word));
+            // SAFETY: as above.
+            let x = unsafe { operands.x(nth, word) };
+            integers[nth] = _mm256_dpbusd_avx_epi32(integers[nth], codes, x);
         }
     }
     integers

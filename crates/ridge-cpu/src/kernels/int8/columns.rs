@@ -179,7 +179,7 @@ struct Part<'a> {
 ///
 /// # Safety
 /// There are the instructions of `M`.
-#[inline]
+#[inline(never)]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn abreast<B: Interleaved, M: Multiply, const N: usize>(
     part: &Part<'_>,
