@@ -2,17 +2,18 @@
 //!
 //! Codes of weights are taken as bytes that are not negative, above what they are; what that adds to each sum is taken
 //! away from it as a float, exactly: sums are below 2^24. Pairs of products are added up as 16-bit integers as long as
-//! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `lanes.rs` adds
-//! them, to the same bits. Multiplied as 16-bit integers, which takes no signs, they took as long on Zen 4.
+//! they fit. Codes of all 8 bits would not fit at all, so their magnitudes are multiplied, and x is inverted where they are negative:
+//! `|w| (-x - 1)` is `w x` less `|w|`, and sums begin with what is so missing. (Zen 4 multiplies bytes and gives them signs in the same
+//! two of its four pipes, and inverts them in all.) Floats are added up as `lanes.rs` adds them, to the same bits.
 //!
 //! Floor: for 4 elements of 8 rows a multiplication and an addition.
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32,
-    _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
-    _mm256_sign_epi8, _mm256_xor_si256,
+    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cmpgt_epi8,
+    _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_setzero_si256, _mm256_store_si256, _mm256_xor_si256,
 };
 use std::ops::Range;
 
@@ -55,6 +56,8 @@ pub(super) fn multiply<B: Interleaved>(
 /// What is multiplied: codes that share a scale, of 8 rows of the weight and of `N` rows of x.
 struct Operands<const N: usize> {
     weights: *const [u8; 4 * EIGHT],
+    /// What sums begin with.
+    begin: *const [i32; EIGHT],
     x: [*const i32; N],
 }
 
@@ -68,7 +71,14 @@ impl<const N: usize> Operands<N> {
     unsafe fn new<B: Interleaved>(weights: &InterleavedCodes, x: [*const i32; N], group: usize) -> Self {
         let first = group * const { B::GROUP / 4 };
         // SAFETY: by the caller's promise.
-        unsafe { Self { weights: weights.codes.as_ptr().add(first), x: x.map(|row| row.add(first)) } }
+        unsafe {
+            let mut of_group = x;
+            for row in &mut of_group {
+                *row = row.add(first);
+            }
+            let begin = weights.begin.as_ptr().add(group);
+            Self { weights: weights.codes.as_ptr().add(first), begin, x: of_group }
+        }
     }
 
     /// Four codes of each row of the weight.
@@ -94,11 +104,13 @@ impl<const N: usize> Operands<N> {
 /// Implements [`Multiply`] by a function that sums the products of some words, and how much those are too large for each
 /// unit of what is multiplied.
 macro_rules! multiply {
-    ($(#[$meta:meta])* $name:ident, $features:literal, $integers:ident, $above:expr) => {
+    ($(#[$meta:meta])* $name:ident, $features:literal, $integers:ident, $above:expr $(, $arrange:item)?) => {
         $(#[$meta])*
         pub(super) struct $name;
 
         impl Multiply for $name {
+            $($arrange)?
+
             #[target_feature(enable = $features)]
             unsafe fn products<B: Interleaved, const N: usize>(
                 weights: &InterleavedCodes,
@@ -142,7 +154,33 @@ macro_rules! multiply {
 
 multiply! {
     /// Bytes, pairs of which are added up as 16-bit integers.
-    Pairs, "avx2,fma,f16c", in_pairs, const { above::<B>() }
+    Pairs, "avx2,fma,f16c", in_pairs, const { above::<B>() },
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn arrange<B: Interleaved>(weights: &mut InterleavedCodes, words: usize) {
+        if const { pairs::<B>() } == 0 {
+            with_signs::<B>(weights, words);
+        }
+    }
+}
+
+/// Codes as they are instead of above that, and as what sums begin with the magnitudes of those that are negative.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_signs<B: Interleaved>(weights: &mut InterleavedCodes, words: usize) {
+    let groups = weights.codes[..words].chunks_exact_mut(const { B::GROUP / 4 });
+    for (codes, begin) in groups.zip(&mut weights.begin) {
+        let mut sixteen = _mm256_setzero_si256();
+        for word in codes {
+            // SAFETY: a vector, aligned as what it lies in; so it is below.
+            let codes = unsafe { _mm256_load_si256(word.as_ptr().cast()) };
+            let codes = _mm256_xor_si256(codes, _mm256_set1_epi8(B::ABOVE.cast_signed()));
+            let below = _mm256_and_si256(_mm256_abs_epi8(codes), _mm256_cmpgt_epi8(_mm256_setzero_si256(), codes));
+            sixteen = _mm256_add_epi16(sixteen, _mm256_maddubs_epi16(below, _mm256_set1_epi8(1)));
+            // SAFETY: as above.
+            unsafe { _mm256_store_si256(word.as_mut_ptr().cast(), codes) };
+        }
+        // SAFETY: as above.
+        unsafe { _mm256_store_si256(begin.as_mut_ptr().cast(), _mm256_madd_epi16(sixteen, _mm256_set1_epi16(1))) };
+    }
 }
 
 multiply! {
@@ -160,15 +198,16 @@ unsafe fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<N>) -> [_
     let (words, ones) = (0..B::GROUP / 4, _mm256_set1_epi16(1));
     let mut integers = [_mm256_setzero_si256(); N];
     if const { pairs::<B>() } == 0 {
+        // SAFETY: by the caller's promise; so it is below.
+        integers = [unsafe { _mm256_load_si256(operands.begin.cast()) }; N];
         for word in words {
-            // SAFETY: by the caller's promise; so it is below.
+            // SAFETY: as above.
             let codes = unsafe { operands.codes(word) };
-            let codes = _mm256_xor_si256(codes, _mm256_set1_epi8(B::ABOVE.cast_signed()));
-            let magnitudes = _mm256_abs_epi8(codes);
+            let (magnitudes, negative) = (_mm256_abs_epi8(codes), _mm256_cmpgt_epi8(_mm256_setzero_si256(), codes));
             for nth in 0..N {
                 // SAFETY: as above.
-                let x = unsafe { operands.x(nth, word) };
-                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, codes));
+                let x = _mm256_xor_si256(unsafe { operands.x(nth, word) }, negative);
+                let pairs = _mm256_maddubs_epi16(magnitudes, x);
                 integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(pairs, ones));
             }
         }
