@@ -120,7 +120,7 @@ pub(in crate::kernels::int8) trait Wide: Interleaved {
 /// The lower halves of words, which are f16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn halves(words: __m512i) -> __m512 {
+pub(super) fn halves(words: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
 }
 
