@@ -104,6 +104,10 @@ fn cases() -> Vec<Case> {
         Case { format: Some("q8_0"), ..case("llama-1b gate q8_0 x256", 256, 2048, 8192, f32, 1) },
         Case { format: Some("q8_0"), x: bf16, ..case("llama-1b gate q8_0 by bf16 x256", 256, 2048, 8192, f32, 1) },
         Case { format: Some("q4_k"), x: bf16, ..case("llama-1b gate q4_k by bf16 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("q6_k"), x: bf16, ..case("llama-1b gate q6_k by bf16 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("q4_0"), x: bf16, ..case("llama-1b gate q4_0 by bf16 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("mxfp4"), x: bf16, ..case("llama-1b gate mxfp4 by bf16 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("q8_0"), x: bf16, ..case("llama-1b down q8_0 by bf16 x256", 256, 8192, 2048, f32, 1) },
     ]
 }
 
@@ -121,12 +125,14 @@ fn seconds(case: &Case, threads: usize) -> ([f64; 2], usize) {
     let mut session = Session::new(Arc::new(cpu));
     let mut rng = Rng::new(1);
     let line: Vec<f32> = (0..case.inner * 8).map(|_| rng.gauss() as f32).collect();
-    let values: Vec<f32> = line.iter().copied().cycle().take(case.columns * case.inner).collect();
-    let parts = || match &ty.format {
-        Some(format) => format.encode(&values, &[case.columns, case.inner], None),
+    // Rows repeat, so that a few are encoded.
+    let rows = if case.columns.is_multiple_of(8) { 8 } else { case.columns };
+    let values: Vec<f32> = line.iter().copied().cycle().take(rows * case.inner).collect();
+    let parts = match &ty.format {
+        Some(format) => format.encode(&values, &[rows, case.inner], None),
         None => vec![case.weight.encode(values.iter().map(|v| f64::from(*v)))],
     };
-    let parts = parts();
+    let parts: Vec<Vec<u8>> = parts.into_iter().map(|part| part.repeat(case.columns / rows)).collect();
     let bytes: usize = parts.iter().map(Vec::len).sum();
     let mut outputs = Vec::new();
     for name in &names {

@@ -16,7 +16,7 @@ pub(crate) mod tiles;
 pub(crate) use ahead::Ahead;
 pub(crate) use columns::{
     ColumnLayout, Terms, elements, floats, halves, rows_together, split, takes, terms, transpose, transpose_into,
-    unpack_columns, unpack_tile,
+    unpack_columns,
 };
 pub(crate) use config::{BLOCK, COLUMNS, DEPTH, FEW, LINE, SHORT, SIDE, TileSession, Words, part, parts};
 pub(crate) use few::FewQueries;

@@ -49,7 +49,8 @@ impl Packing {
         Self::by(isa(), operand.format.as_ref(), operand.dtype)
     }
 
-    fn on(isa: Isa, ty: &Type) -> Option<Self> {
+    /// As [`Packing::of`], on an instruction set.
+    pub(crate) fn on(isa: Isa, ty: &Type) -> Option<Self> {
         Self::by(isa, ty.format.as_ref(), ty.dtype)
     }
 
@@ -60,9 +61,11 @@ impl Packing {
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Bf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16, Some(format), _) => {
-                block(format).map(Self::Words)
-            }
+            (
+                Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx,
+                Some(format),
+                _,
+            ) => block(format).map(Self::Words),
             #[cfg(target_arch = "aarch64")]
             (Isa::NeonBf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "aarch64")]

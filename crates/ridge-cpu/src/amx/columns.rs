@@ -245,7 +245,7 @@ pub(crate) fn transpose_into(lines: &[[u32; SIDE]; SIDE], to: &mut Words) {
 
 /// The sum of tiles that are terms of one, as `rows` rows of `width` elements, `stride` apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(crate) fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2], stride: usize, out: &mut [f32]) {
+fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2], stride: usize, out: &mut [f32]) {
     let mut sum = *terms[terms.len() - 1];
     for term in terms.iter().rev().skip(1) {
         for (x, y) in sum.iter_mut().zip(*term) {

@@ -24,12 +24,6 @@ mod neon;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod rows;
 mod scale;
-#[cfg(target_arch = "x86_64")]
-mod stream;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod unpack;
 mod weight;
 mod x;
 
@@ -41,7 +35,8 @@ use ridge_graph::with_block_format;
 
 use crate::simd;
 use scale::apart;
-pub(super) use scale::{COLUMNS, GROUP, SUMMED, unit};
+use scale::unit;
+pub(super) use scale::{COLUMNS, GROUP, SUMMED};
 pub(super) use weight::{CodeWeight, WeightCodes};
 pub(super) use x::{ActivationCodes, CodeLayout, CodeMultiplier, by, encode, rows_together};
 
@@ -56,8 +51,9 @@ fn past<B: avx512::Wide>(
     out: &mut [f32],
 ) {
     match simd::isa() {
-        simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 => avx512::multiply::<B>(weight, rows, x, room, out),
-        simd::Isa::Amx if x.layout.rows == 1 => stream::stream::<B>(weight, rows, x, room, out),
+        simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 | simd::Isa::Amx => {
+            avx512::multiply::<B>(weight, rows, x, room, out);
+        }
         _ => avx2::multiply::<B>(weight, rows, x, room, out),
     }
 }
@@ -75,7 +71,7 @@ pub(super) fn codes(format: &FormatRef) -> Option<WeightCodes> {
             unit: unit::<B>(),
             read: read::<B>,
             #[cfg(target_arch = "x86_64")]
-            unpack: unpack::unpack::<B>,
+            to_panel: avx512::to_panel::<B>,
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             stream: past::<B>,
         })
@@ -96,9 +92,7 @@ simd::vectorised! {
 pub(super) fn room(x: &CodeLayout) -> usize {
     match x.by {
         #[cfg(target_arch = "x86_64")]
-        CodeMultiplier::Tiles => tiles::room(x),
-        #[cfg(target_arch = "x86_64")]
-        CodeMultiplier::Stream => stream::room().max(columns::room()).max(avx512::room(x)),
+        CodeMultiplier::Stream => columns::room().max(avx512::room(x)),
         #[cfg(target_arch = "aarch64")]
         CodeMultiplier::Stream => columns::room(),
         CodeMultiplier::Lanes => 0,
@@ -115,8 +109,6 @@ pub(super) fn multiply(
     out: &mut [f32],
 ) {
     match x.layout.by {
-        #[cfg(target_arch = "x86_64")]
-        CodeMultiplier::Tiles => tiles::multiply(weight, rows, x, room, out),
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         CodeMultiplier::Stream => (weight.codes.stream)(weight, rows, x, room, out),
         CodeMultiplier::Lanes => {

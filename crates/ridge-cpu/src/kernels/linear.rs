@@ -43,8 +43,7 @@ use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType, Preparation};
 use crate::packing::Packing;
 use crate::scratch::Scratch;
-#[cfg(target_arch = "x86_64")]
-use crate::simd;
+use crate::simd::{self, Isa};
 use kernel::{After, LinearKernel, LinearWeight};
 
 pub(super) fn entries() -> [KernelEntry; 6] {
@@ -62,13 +61,16 @@ pub(super) fn entries() -> [KernelEntry; 6] {
 }
 
 /// Weights are wanted packed that the kernel, once it is made, takes so ([`CpuKernel::takes_panels`]): plain ones of bf16 where
-/// there are matrix tiles or products of pairs, those in blocks where products of bytes are those of x's codes.
+/// there are matrix tiles or products of pairs, those in blocks where products of bytes are those of x's codes or tiles are made of
+/// them.
 fn layouts(request: &OfferRequest<'_>) -> Vec<(usize, Layout)> {
     let Some((x, weights)) = operands(request.body) else { return Vec::new() };
     let inner = x.shape.0.last().and_then(Dim::as_const).unwrap_or(0);
+    let isa = Isa::named(&request.target.architecture);
     let packed = |w: &Type| {
-        let packing = Packing::on_named(&request.target.architecture, w)?;
-        takes(packing, x.dtype, x.format.is_some(), inner, w.format.is_some()).then(|| packing.layout().into())
+        let packing = Packing::on(isa?, w)?;
+        let takes = takes(isa?, packing, x.dtype, x.format.is_some(), inner, w.format.is_some());
+        takes.then(|| packing.layout().into())
     };
     let Some(names) = weights.iter().map(packed).collect::<Option<Vec<_>>>() else { return Vec::new() };
     // Arguments are in the order of the pattern's text: a residual if one is added, x, weights, biases.
@@ -78,11 +80,24 @@ fn layouts(request: &OfferRequest<'_>) -> Vec<(usize, Layout)> {
 }
 
 /// Are weights packed so multiplied by x of `inner` elements, which may be codes?
-fn takes(packing: Packing, x: DType, is_codes: bool, inner: usize, in_blocks: bool) -> bool {
+fn takes(isa: Isa, packing: Packing, x: DType, is_codes: bool, inner: usize, in_blocks: bool) -> bool {
     match packing {
         #[cfg(target_arch = "x86_64")]
         Packing::Tiles => !is_codes && amx::takes(x, inner),
-        Packing::Words(_) => inner > 0 && is_codes == in_blocks && (is_codes || x == DType::BF16),
+        Packing::Words(_) if in_blocks => inner > 0 && (is_codes || takes_blocks_on_tiles(isa, x, inner)),
+        Packing::Words(_) => inner > 0 && !is_codes && x == DType::BF16,
+    }
+}
+
+/// Are weights in blocks multiplied on matrix tiles by x that is not codes? In any other dtype than bf16 their values would have to
+/// be more than one term.
+fn takes_blocks_on_tiles(isa: Isa, x: DType, inner: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa == Isa::Amx && x == DType::BF16 && amx::takes(x, inner);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (isa, x, inner);
+        false
     }
 }
 
@@ -134,12 +149,16 @@ fn group(body: &Function) -> Option<&LinearGroup> {
 /// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2, and weights are widened seldom.
 const ROW_BLOCK: usize = 128;
 
-/// Products on matrix tiles take weights of bf16, as long as a tile, and those in blocks if x is of bf16: in any other
-/// dtype their values would have to be more than one term.
+/// Products on matrix tiles take weights of bf16, and those in blocks by x that [`takes_blocks_on_tiles`]; both kinds together where
+/// they are packed.
 #[cfg(target_arch = "x86_64")]
-fn on_tiles(x: &OperandType, weights: &[OperandType]) -> bool {
-    let fits = |w: &OperandType| if w.format.is_some() { x.dtype == DType::BF16 } else { w.dtype == DType::BF16 };
-    weights.iter().all(fits) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
+fn on_tiles(x: &OperandType, weights: &[OperandType], packed: bool) -> bool {
+    let fits = |w: &OperandType| match w.format {
+        Some(_) => takes_blocks_on_tiles(simd::isa(), x.dtype, x.last()),
+        None => w.dtype == DType::BF16 && amx::takes(x.dtype, x.last()) && simd::isa() == Isa::Amx,
+    };
+    let alike = weights.iter().all(|w| w.format.is_some() == weights[0].format.is_some());
+    weights.iter().all(fits) && (packed || alike)
 }
 
 /// Rows of x that weights in first-level cache are multiplied by, at most: their codes stay in second-level cache.
@@ -174,13 +193,15 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     };
     // Where x lies in memory as codes, its scales are behind them.
     let scales_of_x = if x.format.is_some() { x.component_offsets()?.get(1).copied() } else { None };
-    #[cfg(target_arch = "x86_64")]
-    let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
     let takes_panels = spec.inputs[first + 1..][..count].iter().all(|w| {
         let packing = Packing::of_operand(w);
-        packing.is_some_and(|packing| takes(packing, x.dtype, by_codes.is_some(), x.last(), w.format.is_some()))
+        packing.is_some_and(|packing| {
+            takes(simd::isa(), packing, x.dtype, by_codes.is_some(), x.last(), w.format.is_some())
+        })
     });
     let packed = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
+    #[cfg(target_arch = "x86_64")]
+    let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count], packed);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
     let plain = |w: &OperandType| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
@@ -239,10 +260,8 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     };
     #[cfg(target_arch = "aarch64")]
     let nanos_per_mac = if in_pairs { 0.008 } else { nanos_per_mac };
-    let nanos_per_mac = match (by_codes.is_some(), int8::by(rows)) {
+    let nanos_per_mac = match (by_codes.is_some(), int8::by()) {
         (false, _) => nanos_per_mac,
-        #[cfg(target_arch = "x86_64")]
-        (true, int8::CodeMultiplier::Tiles) => 0.0015,
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         (true, int8::CodeMultiplier::Stream) => 0.0015,
         (true, int8::CodeMultiplier::Lanes) => 0.01,
@@ -293,7 +312,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return if self.packed { self.preparation_on_panels() } else { self.preparation_on_tiles() };
+            return if self.on_panels() { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         if self.in_pairs {
@@ -312,7 +331,11 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return if self.packed { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
+            return if self.on_panels() {
+                self.prepare_on_panels(io, pieces);
+            } else {
+                self.prepare_on_tiles(io, pieces);
+            };
         }
         #[cfg(target_arch = "x86_64")]
         if let Some(product) = self.by_lane {
@@ -327,7 +350,7 @@ impl CpuKernel for LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            if self.packed {
+            if self.on_panels() {
                 return self.run_on_panels(io, pieces, scratch);
             }
             return self.run_on_tiles(io, pieces, scratch);
@@ -364,7 +387,7 @@ mod tests {
         let ty = |dtype, columns: usize| Type::tensor(dtype, [Dim::sym("rows"), columns.into()]);
         let x_var = g.step_input("x", ty(x, 256)).unwrap();
         let w = Type::tensor(w, [8, 256]);
-        let w = g.weight("w", stored.map_or(w.clone(), |format| w.stored_as(format))).unwrap();
+        let w = g.weight("w", stored.clone().map_or(w.clone(), |format| w.stored_as(format))).unwrap();
         let mut y = g.linear(x_var, w).unwrap();
         if residual {
             let r = g.step_input("r", ty(x, 8)).unwrap();
@@ -382,7 +405,7 @@ mod tests {
         let kernel = kernels.iter().find(|kernel| *kernel.name == *group.name()).unwrap();
         let request = OfferRequest { body: &group.body, target: &target, extents: Extents::Any };
         let layouts = (kernel.offer)(&request).unwrap().layouts;
-        let name = if architecture == "amx" { "panels" } else { "interleaved" };
+        let name = if architecture == "amx" && stored.is_none() { "panels" } else { "interleaved" };
         assert!(layouts.iter().all(|(_, layout)| *layout == Layout::Named(name.into())));
         layouts.into_iter().map(|(at, _)| at).collect()
     }
@@ -398,8 +421,10 @@ mod tests {
         }
         assert_eq!(wanted("avx512_bf16", BF16, BF16, None, true), [2]);
         assert!(wanted("avx512_bf16", F32, BF16, None, true).is_empty());
-        // Weights in blocks are multiplied as codes by codes of x alone.
-        assert!(wanted("avx512_vnni", BF16, BF16, Some(FormatRef::new(format::Q8_0)), false).is_empty());
-        assert!(wanted("amx", BF16, BF16, Some(FormatRef::new(format::Q8_0)), false).is_empty());
+        // Weights in blocks are multiplied as codes by codes of x alone, but as panels where there are tiles.
+        let blocks = || Some(FormatRef::new(format::Q8_0));
+        assert!(wanted("avx512_vnni", BF16, BF16, blocks(), false).is_empty());
+        assert_eq!(wanted("amx", BF16, BF16, blocks(), true), [2]);
+        assert!(wanted("amx", F32, F32, blocks(), false).is_empty());
     }
 }

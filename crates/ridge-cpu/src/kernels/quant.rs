@@ -2,34 +2,23 @@
 //!
 //! Floor: each byte read once, each value written once to where the next loop finds it in cache.
 
-#[cfg(target_arch = "x86_64")]
-mod blocks;
-
 use ridge_graph::FormatRef;
 use ridge_graph::format::BlockFormat;
 use ridge_graph::with_block_format;
 
 #[cfg(target_arch = "x86_64")]
-use super::int8::unpack::OfRows;
-#[cfg(target_arch = "x86_64")]
-use crate::amx;
+use super::int8;
 use crate::simd::vectorised;
-#[cfg(target_arch = "x86_64")]
-pub(super) use blocks::Taken;
-#[cfg(target_arch = "x86_64")]
-use blocks::ToTiles;
 
 /// How rows of one weight are read.
 #[derive(Clone, Copy)]
 pub(super) struct BlockRows {
     /// Bytes of a row.
     bytes: usize,
-    /// Values and bytes of a block.
-    #[cfg(target_arch = "x86_64")]
-    block: [usize; 2],
     read: fn(&[u8], &mut [f32]),
+    /// How they are codes.
     #[cfg(target_arch = "x86_64")]
-    to_tiles: ToTiles,
+    codes: int8::WeightCodes,
 }
 
 /// Can rows stored so be read?
@@ -43,38 +32,17 @@ impl BlockRows {
         with_block_format!(format.name(), B => {
             Some(Self {
                 bytes: elements / B::ELEMENTS * B::BYTES,
-                #[cfg(target_arch = "x86_64")]
-                block: [B::ELEMENTS, B::BYTES],
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
-                to_tiles: blocks::to_tiles::<B>,
+                codes: int8::codes(format)?,
             })
         }, _ => None)
     }
 
-    /// Bytes of a row.
+    /// How rows are codes.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Where element `element` of row `row`, the first of a block, begins.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn offset(&self, row: usize, element: usize) -> usize {
-        let [elements, bytes] = self.block;
-        row * self.bytes + element / elements * bytes
-    }
-
-    /// Blocks of `elements` elements.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn blocks(&self, elements: usize) -> usize {
-        elements / self.block[0]
-    }
-
-    /// Brings blocks of at most 16 rows, and at most 256 elements of each, to tiles of bf16.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn unpack(&self, blocks: &OfRows<'_>, taken: &mut Taken, to: &mut [amx::Words]) {
-        (self.to_tiles)(blocks, taken, to);
+    pub(super) fn codes(&self) -> int8::WeightCodes {
+        self.codes
     }
 
     /// As many rows as `out` holds, from row `first` on, of the weight whose blocks are `data`.

@@ -1,4 +1,4 @@
-//! Products on the matrix tiles of x86 (AMX), for weights of bf16, and for weights in blocks as bf16.
+//! Products on the matrix tiles of x86 (AMX) of weights of bf16 that lie in rows.
 //!
 //! A tile instruction multiplies 16 rows of the weight, as they lie in memory, by 16 columns, over 32 elements of K, and
 //! adds into f32. A row of x is a column for each of the terms that it is taken apart into: bf16 numbers that sum to it
@@ -13,16 +13,13 @@
 //! of the weight after another pass by; sums of several such rows wait for the next part of K, whose x is fetched
 //! meanwhile ([`Ahead`]).
 //!
-//! Weights of bf16 that nothing else reads are in panels, whose tiles come as they are (`panels.rs`). Others are multiplied
-//! where they lie for a few rows of x, and copied to tiles for many; weights in blocks are rounded to bf16 on the way
-//! (`blocks.rs`), which for x of bf16, whose products are rounded to as much, is what the dtype means.
+//! Weights of bf16 that nothing else reads are in panels, whose tiles come as they are, and weights in blocks become panels
+//! (`amx/panels.rs`). Others, which are here, are multiplied where they lie for a few rows of x, and copied to tiles for many.
 
 use std::ops::Range;
 
 use half::bf16;
 
-use super::int8::unpack::OfRows;
-use super::quant::{self, Taken};
 use crate::amx::tiles::{Tiles, from_room, two_by_one, two_by_three, two_by_two};
 use crate::amx::{Ahead, BLOCK, COLUMNS, ColumnLayout, DEPTH, FEW, LINE, SHORT, SIDE, TileSession, Words, split};
 use crate::simd;
@@ -30,42 +27,8 @@ use crate::simd;
 /// A weight `[N, K]`, row-major.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct TileWeight<'a> {
-    pub(in crate::kernels) data: WeightData<'a>,
+    pub(in crate::kernels) data: &'a [bf16],
     pub(in crate::kernels) inner: usize,
-}
-
-/// What a weight is stored in.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) enum WeightData<'a> {
-    Plain(&'a [bf16]),
-    /// In blocks, whose values are rounded to bf16.
-    Blocks(&'a [u8], quant::BlockRows),
-}
-
-impl TileWeight<'_> {
-    fn address(&self) -> *const u8 {
-        match self.data {
-            WeightData::Plain(data) => data.as_ptr().cast(),
-            WeightData::Blocks(data, _) => data.as_ptr(),
-        }
-    }
-
-    /// Bytes of a row.
-    fn row_bytes(&self) -> usize {
-        match self.data {
-            WeightData::Plain(_) => self.inner * size_of::<bf16>(),
-            WeightData::Blocks(_, rows) => rows.bytes(),
-        }
-    }
-
-    /// Rows.
-    fn len(&self) -> usize {
-        let bytes = match self.data {
-            WeightData::Plain(data) => size_of_val(data),
-            WeightData::Blocks(data, _) => data.len(),
-        };
-        bytes / self.row_bytes()
-    }
 }
 
 /// 32 rows of a weight, or the last ones, and a part of K in tiles.
@@ -79,34 +42,28 @@ pub(in crate::kernels) struct WeightPart<'a> {
 impl WeightPart<'_> {
     /// Tiles of K that can be multiplied where they lie.
     fn in_place(&self, layout: &ColumnLayout) -> Range<usize> {
-        let plain = matches!(self.weight.data, WeightData::Plain(_));
-        let whole = plain && self.rows.len() == COLUMNS && layout.tiles <= FEW;
+        let whole = self.rows.len() == COLUMNS && layout.tiles <= FEW;
         let end = if whole { self.steps.end.min(self.weight.inner / DEPTH) } else { self.steps.start };
         self.steps.start..end
     }
 
     /// Where tile `step` of K of its row `row` lies.
     fn at(&self, row: usize, step: usize) -> *const u8 {
-        let in_row = step * DEPTH * self.stride() / self.weight.inner;
-        self.weight.address().wrapping_add((self.rows.start + row) * self.stride() + in_row)
+        let element = (self.rows.start + row) * self.weight.inner + step * DEPTH;
+        self.weight.data.as_ptr().wrapping_add(element).cast()
     }
 
     /// Bytes from a row to the next.
     fn stride(&self) -> usize {
-        self.weight.row_bytes()
+        self.weight.inner * size_of::<bf16>()
     }
 
     /// All of it, if it is whole rows.
     pub(in crate::kernels) fn together(&self) -> Option<&[u32]> {
         let whole = self.steps == (0..self.weight.inner.div_ceil(DEPTH));
-        let data = match self.weight.data {
-            // SAFETY: any elements are bytes.
-            WeightData::Plain(data) => unsafe { data.align_to::<u8>().1 },
-            WeightData::Blocks(data, _) => data,
-        };
-        let bytes = &data[self.rows.start * self.stride()..self.rows.end * self.stride()];
-        // SAFETY: any bytes are words.
-        whole.then(|| unsafe { bytes.align_to::<u32>().1 })
+        let elements = &self.weight.data[self.rows.start * self.weight.inner..self.rows.end * self.weight.inner];
+        // SAFETY: any elements are words.
+        whole.then(|| unsafe { elements.align_to::<u32>().1 })
     }
 
     /// Brings share `nth` of `shares` of it to cache, if it is a part of each row.
@@ -136,7 +93,11 @@ pub(in crate::kernels) fn multiply(
 ) {
     let inner = part.weight.inner;
     assert!(x.len() >= layout.tiles * layout.depth && sums.len() >= 2 * layout.tiles);
-    assert!(part.rows.end <= part.weight.len() && part.rows.len() <= COLUMNS && room.len() >= 2 * BLOCK / DEPTH);
+    assert!(
+        part.rows.end * inner <= part.weight.data.len()
+            && part.rows.len() <= COLUMNS
+            && room.len() >= 2 * BLOCK / DEPTH
+    );
     assert!(part.steps.end <= layout.depth && layout.depth == inner.div_ceil(DEPTH));
     let in_place = part.in_place(layout);
     let groups = layout.groups().count();
@@ -147,10 +108,7 @@ pub(in crate::kernels) fn multiply(
     for steps in std::iter::once(in_place.clone()).filter(|steps| !steps.is_empty()).chain(copied) {
         let is_copied = steps.start >= in_place.end;
         let at = if is_copied {
-            match part.weight.data {
-                WeightData::Plain(data) => copy(part, data, steps.clone(), room),
-                WeightData::Blocks(data, rows) => widen(part, data, &rows, steps.clone(), room),
-            }
+            copy(part, steps.clone(), room);
             let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
             Tiles { low, high, stride: LINE, step: size_of::<Words>() }
         } else {
@@ -184,8 +142,8 @@ pub(in crate::kernels) fn multiply(
 }
 
 /// Copies tiles `steps` of K of `part` into tiles that lie together, zeros where there is nothing.
-fn copy(part: &WeightPart<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
-    let inner = part.weight.inner;
+fn copy(part: &WeightPart<'_>, steps: Range<usize>, to: &mut [Words]) {
+    let TileWeight { data, inner } = part.weight;
     for half in 0..2 {
         for line in 0..SIDE {
             let row = part.rows.start + half * SIDE + line;
@@ -199,29 +157,6 @@ fn copy(part: &WeightPart<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Wor
                     None => split(of_row, to),
                 }
             }
-        }
-    }
-}
-
-/// Tiles `steps` of K of `part`, stored in blocks, as tiles of bf16 that lie together.
-fn widen(part: &WeightPart<'_>, data: &[u8], rows: &quant::BlockRows, steps: Range<usize>, to: &mut [Words]) {
-    let mut taken = Taken::new();
-    for half in 0..2 {
-        let first = (part.rows.start + half * SIDE).min(part.rows.end);
-        let count = SIDE.min(part.rows.end - first);
-        for from in steps.clone().step_by(SHORT / DEPTH) {
-            let tiles = (SHORT / DEPTH).min(steps.end - from);
-            let to = &mut to[half * (BLOCK / DEPTH) + from - steps.start..][..tiles];
-            if count < SIDE {
-                to.iter_mut().for_each(|tile| tile[count * SIDE..].fill(0));
-            }
-            if count == 0 {
-                continue;
-            }
-            let at = rows.offset(first, from * DEPTH);
-            let blocks =
-                OfRows { data: &data[at..], stride: rows.bytes(), blocks: rows.blocks(tiles * DEPTH), rows: count };
-            rows.unpack(&blocks, &mut taken, to);
         }
     }
 }

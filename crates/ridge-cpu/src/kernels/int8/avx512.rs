@@ -2,7 +2,7 @@
 //! apart once and multiplied by all rows of x while they are in first-level cache.
 //!
 //! Codes of weights are bytes that are not negative, above what they are; what that adds to a sum is what its integer
-//! begins with less. Floats are added up in the order of `stream.rs`, to the same bits.
+//! begins with less. Floats are added up in the order of `lanes.rs`, to the same bits.
 //!
 //! Floor: for 4 elements of 16 rows of the weight and a row of x one product, one a cycle on Zen 4. 32 elements that share a
 //! scale also take a conversion and one or two multiplications of floats, which leaves 73 to 80 % of that.
@@ -16,19 +16,24 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+mod apart;
+mod panel;
 mod rows;
 mod wide;
 
+use apart::take_apart;
+pub(super) use panel::to_panel;
 use rows::{SixteenRows, StridedRows};
 pub(super) use wide::Wide;
 use wide::{ARRANGED, RowOfX, WideCodes};
 
-use super::interleaved::{Interleaved, InterleavedPlace};
-use super::rows::{BlockPointers, EightRows, InterleavedRows};
-use super::scale::{COLUMNS, EIGHT, GROUP, SIDE, SUMMED};
+use super::interleaved::Interleaved;
+use super::rows::InterleavedRows;
+use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
 use super::weight::CodeWeight;
 use super::x::{ActivationCodes, CodeLayout, FEW};
 use crate::bytes::cast;
+use crate::interleave::Line;
 use crate::simd;
 
 /// Rows of x that share a load of the weight's codes.
@@ -36,6 +41,11 @@ const ABREAST: usize = 4;
 
 /// The most rows of x that take blocks apart each for itself: that takes less time than storing what they hold.
 const ROW_BY_ROW: usize = 3;
+
+/// How far ahead of one row of x interleaved weights are fetched to second-level cache, where that is quicker than what the processor
+/// fetches by itself: on Sapphire Rapids by a third, while on Zen 4 it takes half of the rate
+/// (`benches/results/2026-11-26-cpu-levels-and-threads.md`, `2026-11-24-cpu-levels.md`).
+const AHEAD: usize = 8192;
 
 /// What products with some rows of x need of their sums.
 #[repr(C, align(64))]
@@ -95,7 +105,7 @@ pub(super) fn multiply<B: Wide>(
             && (weight.interleaved.is_some() || rows.end * weight.stride() <= weight.data.len())
     );
     assert!(weight.interleaved.is_none() || rows.start.is_multiple_of(SIDE));
-    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
     let width = rows.len();
     let out = &mut out[..x.layout.rows * width];
@@ -136,6 +146,7 @@ unsafe fn row_by_row<B: Wide>(
     out: &mut [f32],
 ) {
     let (stride, width) = (weight.stride(), rows.len());
+    let fetches = simd::isa() == simd::Isa::Amx;
     // Groups that are whole; what is behind them is taken apart before it is multiplied.
     let groups = weight.inner / GROUP;
     for (row, of_row) in of_x.chunks_exact_mut(x.layout.groups()).enumerate() {
@@ -161,7 +172,11 @@ unsafe fn row_by_row<B: Wide>(
             // SAFETY: by the caller's promise; groups are whole.
             let total = unsafe {
                 if let Some((lines, unit)) = weight.lines(first) {
+                    let bytes = unit * size_of::<Line>();
                     sixteen_rows::<B, _>(of_x, x.scales(row), |group| {
+                        if fetches {
+                            simd::fetch_far(lines.as_ptr().cast::<u8>().wrapping_add(group * bytes + AHEAD), bytes);
+                        }
                         InterleavedRows::<B>::new(&lines[group * unit..], 0)
                     })
                 } else {
@@ -230,27 +245,11 @@ unsafe fn columns<B: Wide, const C: usize>(
     for group in begin..groups {
         // A share of the next rows, which lie behind these.
         simd::fetch_far(end.wrapping_add(group * share), share);
-        let elements = weight.elements(group);
         for (first, to) in rows.clone().step_by(SIDE).zip(&mut room.unpacked) {
-            let lines = weight.lines(first).map(|(lines, unit)| &lines[group * unit..]);
-            if let Some(lines) = lines.filter(|_| B::TAKEN_TOGETHER && elements.len() == GROUP) {
-                // SAFETY: blocks are inside of the weight.
-                unsafe { B::unpack_sixteen(InterleavedRows::<B>::new(lines, 0), to) };
-                continue;
-            }
-            for (first, lane) in (first..rows.end).step_by(EIGHT).zip([0, EIGHT]) {
-                // SAFETY: blocks are inside of their rows, which are inside of the weight.
-                unsafe {
-                    if let Some(lines) = lines {
-                        unpack::<B>(InterleavedRows::<B>::new(lines, lane), elements.len(), to, lane);
-                    } else {
-                        let from = weight.codes.bytes(elements.start);
-                        let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
-                        unpack::<B>(of_rows, elements.len(), to, lane);
-                    }
-                }
-            }
+            // SAFETY: by the caller's promise.
+            unsafe { take_apart::<B>(weight, &(first..(first + SIDE).min(rows.end)), group, to) };
         }
+        let elements = weight.elements(group);
         let part = Part { group, elements, width, columns: rows.len() };
         // SAFETY: what is multiplied was unpacked just now.
         unsafe {
@@ -258,25 +257,6 @@ unsafe fn columns<B: Wide, const C: usize>(
             let row = abreast::<B, 2, C>(&part, x, row, room, out);
             abreast::<B, 1, C>(&part, x, row, room, out);
         }
-    }
-}
-
-/// Takes apart `elements` elements of eight rows, into the lanes from `lane` on.
-///
-/// # Safety
-/// There is AVX2, and the rows have so many elements.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<B: Interleaved>(rows: impl EightRows, elements: usize, to: &mut WideCodes, lane: usize) {
-    for block in 0..elements / B::ELEMENTS {
-        let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
-        let mut to = InterleavedPlace::<B, SIDE>::new(
-            to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
-            to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-            to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-        );
-        // SAFETY: by the caller's promise, and `to` has room for eight lanes of a block.
-        unsafe { B::unpack(rows.after(block * B::BYTES), &mut to) };
     }
 }
 

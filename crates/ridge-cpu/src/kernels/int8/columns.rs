@@ -41,7 +41,10 @@ pub(super) fn room() -> usize {
 /// Instructions that multiply codes.
 pub(super) trait Multiply {
     /// Turns codes into what [`Multiply::products`] takes, after the first `words` of each row were taken apart.
-    fn arrange(_weights: &mut InterleavedCodes, _words: usize) {}
+    ///
+    /// # Safety
+    /// The instructions are there.
+    unsafe fn arrange<B: Interleaved>(_weights: &mut InterleavedCodes, _words: usize) {}
 
     /// What the products of 8 rows of the weight with `N` of x stand for but for the scales of x.
     ///
@@ -65,7 +68,7 @@ pub(super) fn check<B: Interleaved>(weight: &CodeWeight<'_>, rows: &Range<usize>
         }
         None => rows.end * weight.stride() <= weight.data.len(),
     });
-    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
 }
 
@@ -130,7 +133,8 @@ unsafe fn columns<B: Interleaved, M: Multiply>(
                     unpack::<B>(of_rows, elements.len(), to);
                 }
             }
-            M::arrange(to, elements.len() / 4);
+            // SAFETY: by the caller's promise.
+            unsafe { M::arrange::<B>(to, elements.len() / 4) };
         }
         let part = Part { group, elements, rows, width };
         let mut row = 0;
@@ -179,7 +183,7 @@ struct Part<'a> {
 ///
 /// # Safety
 /// There are the instructions of `M`.
-#[inline]
+#[inline(never)]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn abreast<B: Interleaved, M: Multiply, const N: usize>(
     part: &Part<'_>,

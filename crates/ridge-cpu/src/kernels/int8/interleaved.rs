@@ -25,6 +25,9 @@ pub(super) struct InterleavedCodes {
     pub(super) scales: [[f32; EIGHT]; GROUP / 16],
     /// As scales, where the format has them.
     pub(super) minima: [[f32; EIGHT]; GROUP / 16],
+    /// As scales, what sums of products begin with: the instructions of some say so.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) begin: [[i32; EIGHT]; GROUP / 16],
 }
 
 /// Where the codes, scales and minima of a block of format `B` go: to eight lanes of vectors of `LANES`.

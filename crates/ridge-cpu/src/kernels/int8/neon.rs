@@ -169,7 +169,7 @@ multiply! {
     /// Products of matrices (`smmla`): 8 codes of two rows of the weight by those of two rows of x.
     Matrices, "neon,i8mm", in_matrices,
     /// Words of K two by two, and rows two by two: a vector has 8 codes of two rows.
-    fn arrange(weights: &mut InterleavedCodes, words: usize) {
+    unsafe fn arrange<B: Interleaved>(weights: &mut InterleavedCodes, words: usize) {
         for pair in weights.codes[..words].as_chunks_mut::<2>().0 {
             let pair: *mut u32 = pair.as_mut_ptr().cast();
             // SAFETY: two words of eight rows are four vectors; every processor of AArch64 has NEON.

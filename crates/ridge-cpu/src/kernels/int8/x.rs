@@ -1,4 +1,4 @@
-//! Rows of x as codes, laid out for the instructions that multiply them.
+//! Rows of x as codes, with their scales and sums.
 
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
@@ -14,17 +14,13 @@ mod vectors;
 /// Bytes of codes of x that are multiplied together: they stay in L2.
 const RESIDENT: usize = 1 << 20;
 
-/// Rows of x up to which a weight is streamed past them where there are matrix tiles: more take less time on those. Of so few, few
-/// rows of the weight are taken apart at a time.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+/// Of so few rows of x, few rows of the weight are taken apart at a time.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const FEW: usize = 8;
 
 /// What multiplies codes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeMultiplier {
-    /// Matrix tiles.
-    #[cfg(target_arch = "x86_64")]
-    Tiles,
     /// Vectors of bytes, as blocks pass by.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     Stream,
@@ -32,39 +28,30 @@ pub(crate) enum CodeMultiplier {
     Lanes,
 }
 
-/// What multiplies the codes of `rows` rows of x.
-pub(crate) fn by(rows: usize) -> CodeMultiplier {
+/// What multiplies codes on this machine.
+pub(crate) fn by() -> CodeMultiplier {
     #[cfg(target_arch = "x86_64")]
-    {
-        let isa = simd::isa();
-        if isa == simd::Isa::Amx && rows > FEW {
-            return CodeMultiplier::Tiles;
-        }
-        if isa >= simd::Isa::Avx2 {
-            return CodeMultiplier::Stream;
-        }
+    if simd::isa() >= simd::Isa::Avx2 {
+        return CodeMultiplier::Stream;
     }
     #[cfg(target_arch = "aarch64")]
     if simd::isa() >= simd::Isa::Neon {
         return CodeMultiplier::Stream;
     }
-    let _ = rows;
     CodeMultiplier::Lanes
 }
 
-/// Of `rows` rows of x of `inner` elements, those that are multiplied together: whole strips, all blocks alike.
+/// Of `rows` rows of x of `inner` elements, those that are multiplied together: whole sixteens, all blocks alike.
 pub(crate) fn rows_together(rows: usize, inner: usize) -> usize {
     let most = (RESIDENT / inner.max(1)).clamp(SIDE, 512) / SIDE * SIDE;
     rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
 }
 
-/// How the codes of x lie: rows by themselves, or by 16 as the columns of matrix tiles.
+/// How the codes of x lie: those of each row, then its scales and sums.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeLayout {
     pub(crate) rows: usize,
     pub(crate) inner: usize,
-    /// Rows whose codes lie side by side, four of K after four: 1 or 16.
-    pub(crate) side: usize,
     /// What multiplies them.
     pub(crate) by: CodeMultiplier,
 }
@@ -79,111 +66,64 @@ pub(crate) struct ActivationCodes<'a> {
 }
 
 impl CodeLayout {
-    /// Of `rows` rows of `inner` elements, by 16 if they are multiplied on tiles.
+    /// Of `rows` rows of `inner` elements.
     pub(crate) fn new(rows: usize, inner: usize) -> Self {
-        let by = by(rows);
-        let side = match by {
-            #[cfg(target_arch = "x86_64")]
-            CodeMultiplier::Tiles => SIDE,
-            _ => 1,
-        };
-        Self { rows, inner, side, by }
+        Self { rows, inner, by: by() }
     }
 
     pub(crate) fn groups(&self) -> usize {
         self.inner.div_ceil(GROUP)
     }
 
-    /// Strips of [`CodeLayout::side`] rows.
-    pub(crate) fn strips(&self) -> usize {
-        self.rows.div_ceil(self.side)
-    }
-
-    /// Bytes of a strip's codes, which are whole lines, and of its scales and sums.
+    /// Bytes of a row's codes, which are whole lines, and of its scales and sums.
     fn parts(&self) -> [usize; 3] {
-        let floats = |n: usize| (n * self.side * size_of::<f32>()).next_multiple_of(64);
-        let sums = self.inner.div_ceil(SUMMED);
-        [(self.inner * self.side).next_multiple_of(64), floats(self.groups()), floats(sums)]
+        let floats = |n: usize| (n * size_of::<f32>()).next_multiple_of(64);
+        [self.inner.next_multiple_of(64), floats(self.groups()), floats(self.inner.div_ceil(SUMMED))]
     }
 
-    /// Bytes of a strip.
-    pub(crate) fn strip(&self) -> usize {
+    /// Bytes of a row.
+    pub(crate) fn row_bytes(&self) -> usize {
         self.parts().iter().sum()
     }
 
-    /// Bytes of all codes.
+    /// Bytes of all rows.
     pub(crate) fn bytes(&self) -> usize {
-        self.strips() * self.strip()
+        self.rows * self.row_bytes()
     }
 
-    /// Rows of a strip.
-    pub(crate) fn rows_of(&self, strip: usize) -> std::ops::Range<usize> {
-        strip * self.side..((strip + 1) * self.side).min(self.rows)
-    }
-
-    /// Bytes before row `row`, the first of a strip.
-    pub(crate) fn before(&self, row: usize) -> usize {
-        row / self.side * self.strip()
-    }
-
-    /// As this, for some of its rows, which are whole strips.
+    /// As this, for some of its rows.
     pub(crate) fn of_rows(&self, rows: usize) -> Self {
         Self { rows, ..*self }
     }
 
-    /// Writes the codes of one row of its strip, which is `to`; `x` is the row.
-    pub(crate) fn put(&self, row: usize, x: &[f32], to: &mut [u8]) {
+    /// A row's codes, scales and sums.
+    fn split<'b>(&self, row: &'b mut [u8]) -> (&'b mut [i8], &'b mut [f32], &'b mut [f32]) {
         let [codes, scales, _] = self.parts();
-        let (to_codes, rest) = to.split_at_mut(codes);
-        let (to_scales, to_sums) = rest.split_at_mut(scales);
-        let column = row % self.side;
-        let place = |nth: usize| (nth * self.side + column) * size_of::<f32>();
-        if self.side == 1 {
-            let (to_scales, to_sums) = (cast::<f32>(to_scales), cast::<f32>(to_sums));
-            let to_codes = cast::<i8>(to_codes);
-            for (group, x) in x[..self.inner].chunks(GROUP).enumerate() {
-                let units = x.len().div_ceil(SUMMED);
-                let mut sums = [0f32; GROUP / SUMMED];
-                let to = &mut to_codes[group * GROUP..][..x.len()];
-                to_scales[group] = encode_fast(x, to, &mut sums);
-                to_sums[group * (GROUP / SUMMED)..][..units].copy_from_slice(&sums[..units]);
-            }
-            return;
-        }
+        let (codes, rest) = row.split_at_mut(codes);
+        let (scales, sums) = rest.split_at_mut(scales);
+        (cast(codes), cast(scales), cast(sums))
+    }
+
+    /// Writes the codes of the row `x`.
+    pub(crate) fn put(&self, x: &[f32], to: &mut [u8]) {
+        let (to_codes, to_scales, to_sums) = self.split(to);
         for (group, x) in x[..self.inner].chunks(GROUP).enumerate() {
-            let mut of_group = [0i8; GROUP];
+            let units = x.len().div_ceil(SUMMED);
             let mut sums = [0f32; GROUP / SUMMED];
-            let scale = encode(x, &mut of_group[..x.len()], &mut sums);
-            to_scales[place(group)..][..4].copy_from_slice(&scale.to_ne_bytes());
-            for (nth, sum) in sums[..x.len().div_ceil(SUMMED)].iter().enumerate() {
-                to_sums[place(group * (GROUP / SUMMED) + nth)..][..4].copy_from_slice(&sum.to_ne_bytes());
-            }
-            let of_group = of_group[..x.len()].as_chunks::<4>().0;
-            let to_codes = &mut to_codes[group * GROUP * self.side..].as_chunks_mut::<4>().0[column..];
-            for (codes, to) in of_group.iter().zip(to_codes.iter_mut().step_by(self.side)) {
-                *to = codes.map(|c| c as u8);
-            }
+            let to = &mut to_codes[group * GROUP..][..x.len()];
+            to_scales[group] = encode_fast(x, to, &mut sums);
+            to_sums[group * (GROUP / SUMMED)..][..units].copy_from_slice(&sums[..units]);
         }
     }
 
     /// As [`CodeLayout::put`], of a row that is codes already, with the scale of each group.
-    pub(crate) fn put_codes(&self, row: usize, x: &[i8], scales: &[f32], to: &mut [u8]) {
-        let [codes, of_scales, _] = self.parts();
-        let (to_codes, rest) = to.split_at_mut(codes);
-        let (to_scales, to_sums) = rest.split_at_mut(of_scales);
-        let column = row % self.side;
-        let place = |nth: usize| (nth * self.side + column) * size_of::<f32>();
-        for (group, scale) in scales.iter().enumerate() {
-            to_scales[place(group)..][..4].copy_from_slice(&scale.to_ne_bytes());
-        }
+    pub(crate) fn put_codes(&self, x: &[i8], scales: &[f32], to: &mut [u8]) {
+        let (to_codes, to_scales, to_sums) = self.split(to);
         let x = &x[..self.inner];
-        for (nth, unit) in x.chunks(SUMMED).enumerate() {
-            let sum: i32 = unit.iter().map(|code| i32::from(*code)).sum();
-            to_sums[place(nth)..][..4].copy_from_slice(&(sum as f32).to_ne_bytes());
-        }
-        let to_codes = &mut to_codes.as_chunks_mut::<4>().0[column..];
-        for (codes, to) in x.as_chunks::<4>().0.iter().zip(to_codes.iter_mut().step_by(self.side)) {
-            *to = codes.map(i8::cast_unsigned);
+        to_codes[..x.len()].copy_from_slice(x);
+        to_scales[..scales.len()].copy_from_slice(scales);
+        for (to, unit) in to_sums.iter_mut().zip(x.chunks(SUMMED)) {
+            *to = unit.iter().map(|code| i32::from(*code)).sum::<i32>() as f32;
         }
     }
 }
@@ -196,31 +136,31 @@ impl<'a> ActivationCodes<'a> {
     }
 
     #[inline]
-    fn part(&self, strip: usize, nth: usize) -> &'a [u8] {
+    fn part(&self, row: usize, nth: usize) -> &'a [u8] {
         let parts = self.parts;
         let before = [0, parts[0], parts[0] + parts[1]][nth];
-        &self.bytes[strip * (parts[0] + parts[1] + parts[2]) + before..][..parts[nth]]
+        &self.bytes[row * (parts[0] + parts[1] + parts[2]) + before..][..parts[nth]]
     }
 
-    /// Codes of a strip: bytes.
-    pub(crate) fn codes(&self, strip: usize) -> &'a [i8] {
-        view(self.part(strip, 0))
+    /// Codes of a row: bytes.
+    pub(crate) fn codes(&self, row: usize) -> &'a [i8] {
+        view(self.part(row, 0))
     }
 
-    /// Codes of a strip as they lie.
+    /// Codes of a row as they lie.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn code_bytes(&self, strip: usize) -> &'a [u8] {
-        self.part(strip, 0)
+    pub(crate) fn code_bytes(&self, row: usize) -> &'a [u8] {
+        self.part(row, 0)
     }
 
-    /// Scales of a strip: those of all rows for one group after another.
-    pub(crate) fn scales(&self, strip: usize) -> &'a [f32] {
-        view(self.part(strip, 1))
+    /// Scales of a row's groups.
+    pub(crate) fn scales(&self, row: usize) -> &'a [f32] {
+        view(self.part(row, 1))
     }
 
-    /// Sums of 16 codes each, as the scales.
-    pub(crate) fn sums(&self, strip: usize) -> &'a [f32] {
-        view(self.part(strip, 2))
+    /// Sums of 16 codes each of a row.
+    pub(crate) fn sums(&self, row: usize) -> &'a [f32] {
+        view(self.part(row, 2))
     }
 }
 

@@ -17,37 +17,31 @@ impl LinearKernel {
         int8::CodeLayout::new(self.rows, self.inner).of_rows(rows)
     }
 
-    /// Writes the codes of one row of x to its strip: those that x is, or else of its values, by way of `line`.
+    /// Writes the codes of one row of x: those that x is, or else of its values, by way of `line`.
     fn put_codes(&self, io: &KernelIo<'_>, layout: int8::CodeLayout, row: usize, line: &mut [f32], to: &mut [u8]) {
         let Some(scales) = self.scales_of_x else {
             simd::load(io, self.x, self.dtype, row * self.inner, line);
-            return layout.put(row, line, to);
+            return layout.put(line, to);
         };
         let groups = layout.groups();
         let codes = &io.input::<i8>(self.x)[row * self.inner..][..self.inner];
-        layout.put_codes(row, codes, &io.input_at::<f32>(self.x, scales)[row * groups..][..groups], to);
+        layout.put_codes(codes, &io.input_at::<f32>(self.x, scales)[row * groups..][..groups], to);
     }
 
     /// Rounds every row once: the chunks of a single row's product would else each round it again.
     pub(super) fn preparation_of_codes(&self) -> Preparation {
         let layout = self.codes(self.rows);
-        Preparation {
-            bytes: layout.bytes(),
-            pieces: layout.strips(),
-            nanos_per_piece: (self.rows * self.inner) as f64 / layout.strips().max(1) as f64,
-        }
+        Preparation { bytes: layout.bytes(), pieces: layout.rows, nanos_per_piece: self.inner as f64 }
     }
 
     pub(super) fn prepare_codes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let layout = self.codes(self.rows);
         let [line] = scratch.slices::<f32, 1>([self.inner]);
-        for strip in pieces {
-            let bytes = strip * layout.strip()..(strip + 1) * layout.strip();
-            // SAFETY: this strip is this piece's alone.
+        for row in pieces {
+            let bytes = row * layout.row_bytes()..(row + 1) * layout.row_bytes();
+            // SAFETY: this row is this piece's alone.
             let to = unsafe { io.room::<u8>().part(bytes) };
-            for row in layout.rows_of(strip) {
-                self.put_codes(io, layout, row, line, to);
-            }
+            self.put_codes(io, layout, row, line, to);
         }
     }
 
@@ -73,7 +67,7 @@ impl LinearKernel {
         while !pieces.is_empty() {
             let block = pieces.start / self.tiles;
             let rows = block * self.row_block..((block + 1) * self.row_block).min(self.rows);
-            let x = int8::ActivationCodes::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
+            let x = int8::ActivationCodes::new(self.codes(rows.len()), &codes[rows.start * all.row_bytes()..]);
             let (which, columns, together) = self.run_of_pieces(&pieces);
             pieces.start += together;
             let mut multiply = |which: usize, out: &mut [f32]| {

@@ -83,6 +83,12 @@ pub(super) struct LinearKernel {
 }
 
 impl LinearKernel {
+    /// Are its weights panels of matrix tiles, or blocks that become such?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn on_panels(&self) -> bool {
+        self.packed || self.weights.iter().all(|w| w.stored.is_some())
+    }
+
     /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
     pub(super) fn is_copied(&self) -> bool {
         self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES)

@@ -1,4 +1,6 @@
-//! Products with weights in panels: x is laid out in tiles of its rows by all threads, then panels of the weight pass by.
+//! Products with weights in panels, or in blocks that become panels of bf16, part by part: x is laid out in tiles of its rows by
+//! all threads, then panels of the weight pass by. Values in blocks are rounded, which for x of bf16, whose products are rounded to as
+//! much, is what the dtype means.
 
 use std::ops::Range;
 
@@ -8,8 +10,10 @@ use ridge_graph::DType;
 use super::kernel::{After, LinearKernel};
 use super::on_tiles::{WAITING, of_x};
 use crate::amx::{self, panels};
+use crate::interleave::Interleaving;
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
+use crate::kernels::int8;
 use crate::scratch::Scratch;
 
 impl LinearKernel {
@@ -53,8 +57,11 @@ impl LinearKernel {
         let waiting = if cut.parts > 1 { WAITING } else { cut.weights };
         let slot = most.tiles * most.sums_of_tile();
         let of_group = 3 * most.sums_of_tile();
-        let [packed, waiting_sums, now, products, gated, line] = scratch.slices::<u32, 6>([
+        let in_blocks = self.weights.iter().any(|w| w.stored.is_some());
+        let of_part = panels::panel_tiles(self.inner.min(amx::BLOCK)) * size_of::<amx::Words>() / size_of::<u32>();
+        let [packed, decoded, waiting_sums, now, products, gated, line] = scratch.slices::<u32, 7>([
             if all.compact { all.room() } else { 0 },
+            if in_blocks { of_part } else { 0 },
             waiting * slot,
             of_group,
             of_group,
@@ -62,6 +69,7 @@ impl LinearKernel {
             amx::COLUMNS,
         ]);
         let [waiting_sums, now, products, gated, line] = [waiting_sums, now, products, gated, line].map(amx::floats);
+        let decoded = decoded.as_chunks_mut().0;
         if all.compact {
             all.pack(io.input::<T>(self.x), self.inner, packed);
         }
@@ -81,17 +89,16 @@ impl LinearKernel {
             for nth in 0..turns * cut.parts {
                 let turn = self.turn(io, cut, &pieces_now, nth);
                 let next = if nth + 1 < turns * cut.parts {
-                    self.turn(io, cut, &pieces_now, nth + 1).panel
-                } else if pieces_next.is_empty() {
-                    &[]
+                    Some(self.turn(io, cut, &pieces_now, nth + 1))
                 } else {
-                    self.turn(io, cut, &pieces_next, 0).panel
+                    (!pieces_next.is_empty()).then(|| self.turn(io, cut, &pieces_next, 0))
                 };
+                let panel = turn.panel(decoded);
                 // Where K is cut, each turn of a part brings its share of x for the next.
                 let after = amx::part(self.inner, nth / turns + 1);
                 let shares = if cut.parts > 1 { turns } else { 0 };
                 let of_x = (shares > 0).then(|| layout.share(x, after, nth % turns, shares)).into_iter().flatten();
-                let ahead = std::iter::once(next.as_flattened()).chain(of_x);
+                let ahead = next.iter().flat_map(Turn::memory).chain(of_x);
                 let mut ahead = amx::Ahead::new(ahead, layout.groups().count(), turn.steps.len());
                 let (before, waiting_sums) = waiting_sums.split_at_mut(nth % turns * slot);
                 for group in layout.groups() {
@@ -101,7 +108,7 @@ impl LinearKernel {
                         true => &mut now[..of_group.len()],
                         false => &mut waiting_sums[of_group.clone()],
                     };
-                    let (w, fresh) = ((turn.panel, turn.steps.start), turn.steps.start == 0);
+                    let (w, fresh) = ((panel, turn.steps.start), turn.steps.start == 0);
                     panels::multiply(&tiles, &layout, (x, &group), w, sums, fresh, &mut ahead);
                     if !turn.done {
                         continue;
@@ -129,11 +136,23 @@ impl LinearKernel {
         let (part, nth) = (nth / (pieces.len() * cut.weights), nth % (pieces.len() * cut.weights));
         let (which, columns) = self.place((pieces.start + nth / cut.weights) % self.tiles);
         let steps = amx::part(self.inner, part);
-        let of_panel = panels::panel_tiles(self.inner);
-        let weight: &[amx::Words] = io.input::<u32>(self.x + 1 + which + nth % cut.weights).as_chunks().0;
-        let panel = &weight[columns.start / amx::COLUMNS * of_panel..][..of_panel][panels::of_steps(&steps)];
+        let weight = &self.weights[which + nth % cut.weights];
+        let input = self.x + 1 + which + nth % cut.weights;
+        let part_of = match &weight.stored {
+            Some(rows) => PartOf::Blocks(int8::CodeWeight {
+                data: io.input(input),
+                codes: rows.codes(),
+                inner: self.inner,
+                interleaved: self.packed.then(|| Interleaving::new(self.inner, rows.codes().block)),
+            }),
+            None => {
+                let of_panel = panels::panel_tiles(self.inner);
+                let panels: &[amx::Words] = io.input::<u32>(input).as_chunks().0;
+                PartOf::Panel(&panels[columns.start / amx::COLUMNS * of_panel..][..of_panel])
+            }
+        };
         let done = part + 1 == cut.parts && nth % cut.weights == cut.weights - 1;
-        Turn { panel, steps, which, columns, done }
+        Turn { part_of, steps, which, columns, done }
     }
 }
 
@@ -146,13 +165,47 @@ struct Cut {
     parts: usize,
 }
 
+/// What 32 rows of a weight are stored in.
+enum PartOf<'a> {
+    Panel(&'a [amx::Words]),
+    Blocks(int8::CodeWeight<'a>),
+}
+
 struct Turn<'a> {
-    /// Part of a panel: `steps` of K.
-    panel: &'a [amx::Words],
+    part_of: PartOf<'a>,
+    /// Of K.
     steps: Range<usize>,
     /// The output and its columns.
     which: usize,
     columns: Range<usize>,
     /// Are the sums whole, and the last that the output needs?
     done: bool,
+}
+
+impl<'a> Turn<'a> {
+    /// Part of a panel: where it lies, or in `room`.
+    fn panel<'b>(&self, room: &'b mut [amx::Words]) -> &'b [amx::Words]
+    where
+        'a: 'b,
+    {
+        match &self.part_of {
+            PartOf::Panel(panel) => &panel[panels::of_steps(&self.steps)],
+            PartOf::Blocks(weight) => {
+                let room = &mut room[..panels::panel_tiles(self.steps.len() * amx::DEPTH)];
+                (weight.codes.to_panel)(weight, self.columns.clone(), self.steps.clone(), room);
+                room
+            }
+        }
+    }
+
+    /// The memory that [`Turn::panel`] reads, but of parts of rows that are not interleaved.
+    fn memory(&self) -> [&'a [u32]; 2] {
+        match &self.part_of {
+            PartOf::Panel(panel) => [panel[panels::of_steps(&self.steps)].as_flattened(), &[]],
+            PartOf::Blocks(weight) => {
+                let elements = self.steps.start * amx::DEPTH..self.steps.end * amx::DEPTH;
+                weight.memory(&self.columns, &elements)
+            }
+        }
+    }
 }

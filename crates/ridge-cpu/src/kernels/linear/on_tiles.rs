@@ -1,4 +1,4 @@
-//! Products with matrix tiles: x is laid out as tiles by all threads, then tiles of the weight pass by.
+//! Products with weights of bf16 in rows by matrix tiles: x is laid out as tiles by all threads, then tiles of the weight pass by.
 
 use std::ops::Range;
 
@@ -92,10 +92,7 @@ impl LinearKernel {
             let which = which + nth % of_piece;
             let weight = &self.weights[which];
             let input = self.x + 1 + which;
-            let data = match weight.stored {
-                None => tile_product::WeightData::Plain(&io.input(input)[..weight.columns * self.inner]),
-                Some(rows) => tile_product::WeightData::Blocks(io.input(input), rows),
-            };
+            let data = &io.input(input)[..weight.columns * self.inner];
             let weight = tile_product::TileWeight { data, inner: self.inner };
             tile_product::WeightPart { weight, rows: columns, steps: amx::part(self.inner, steps) }
         };

@@ -14,11 +14,12 @@ use std::arch::x86_64::{
     _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_store_ps, _mm512_store_si512, _mm512_xor_si512,
 };
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use super::super::interleaved::Interleaved;
 use super::super::scale::{GROUP, SIDE, SUMMED};
-use super::super::unpack::Vectors;
 use super::rows::SixteenRows;
 
 /// A group of K of the row of x.
@@ -61,6 +62,12 @@ pub(in crate::kernels::int8) struct WideCodes {
 }
 
 impl WideCodes {
+    /// Zeros.
+    pub(super) fn new() -> Self {
+        let floats = [[0.0; SIDE]; GROUP / SUMMED];
+        Self { codes: [[0; 4 * SIDE]; GROUP / 4], scales: floats, minima: floats }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     fn put(&mut self, word: usize, codes: __m512i) {
@@ -84,7 +91,7 @@ impl WideCodes {
 }
 
 /// A format whose blocks of 16 rows may be taken apart together.
-pub(in crate::kernels::int8) trait Wide: Interleaved + Vectors {
+pub(in crate::kernels::int8) trait Wide: Interleaved {
     /// Is it so? Others are taken apart eight rows at a time.
     const TAKEN_TOGETHER: bool = false;
 
@@ -113,7 +120,7 @@ pub(in crate::kernels::int8) trait Wide: Interleaved + Vectors {
 /// The lower halves of words, which are f16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn halves(words: __m512i) -> __m512 {
+pub(super) fn halves(words: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
 }
 
@@ -388,11 +395,11 @@ fn six_bits(two: __m512i, bytes: [__m512i; 2]) -> [__m512i; 4] {
     bits
 }
 
-/// Byte `nth` of 16, which is signed.
+/// Byte `nth` of words, which is signed.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn signed_byte(words: [__m512i; 4], nth: usize) -> __m512 {
-    let above = _mm512_sllv_epi32(words[nth / 4], _mm512_set1_epi32(24 - nth as i32 % 4 * 8));
+fn signed_byte(words: __m512i, nth: usize) -> __m512 {
+    let above = _mm512_sllv_epi32(words, _mm512_set1_epi32(24 - nth as i32 * 8));
     _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(above))
 }
 
@@ -405,12 +412,15 @@ impl Wide for Q6K {
         // SAFETY: a block is 210 bytes, its last ones an f16.
         let (groups, scale) = unsafe { (rows.words(192), halves(_mm512_srli_epi32::<16>(rows.words(194)[3]))) };
         let mut sum = _mm512_setzero_ps();
+        let mut of_half = [groups[0], groups[1]];
         for half in 0..2 {
             let mut integers = [_mm512_setzero_si512(); 8];
             for group in 0..8 {
                 integers[group] = x.begin(8 * half + group);
             }
             for part in 0..2 {
+                // Lines of the second part are not loaded before the first one is multiplied: registers would be spilled.
+                compiler_fence(Ordering::SeqCst);
                 // SAFETY: as above.
                 let (uppers, bytes) = unsafe {
                     let (at, of_upper) = (64 * half + 16 * part, 128 + 32 * half + 16 * part);
@@ -426,9 +436,10 @@ impl Wide for Q6K {
                 }
             }
             for nth in 0..8 {
-                let of_group = _mm512_mul_ps(scale, signed_byte(groups, 8 * half + nth));
+                let of_group = _mm512_mul_ps(scale, signed_byte(of_half[nth / 4], nth % 4));
                 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[nth]), of_group, sum);
             }
+            of_half = [groups[2], groups[3]];
         }
         sum
     }
@@ -454,7 +465,7 @@ impl Wide for Q6K {
             }
         }
         for group in 0..16 {
-            to.put_scale(group, _mm512_mul_ps(scale, signed_byte(groups, group)));
+            to.put_scale(group, _mm512_mul_ps(scale, signed_byte(groups[group / 4], group % 4)));
         }
     }
 }

@@ -7,13 +7,12 @@ use ridge_graph::{DType, FormatRef, format, with_block_format};
 use super::*;
 use crate::interleave::{Interleaving, Line};
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::int8::avx2::{Fours, FoursOfAvx512, Pairs};
+use crate::kernels::int8::avx2::{Fours, Pairs};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::int8::avx512::{self, Wide};
 #[cfg(target_arch = "aarch64")]
 use crate::kernels::int8::neon::{Fours, Matrices, Pairs};
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::int8::stream;
 use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, unit};
 
 #[cfg(target_arch = "aarch64")]
@@ -59,10 +58,6 @@ enum Instructions {
     Pairs,
     Fours,
     #[cfg(target_arch = "x86_64")]
-    FoursOfAvx512,
-    #[cfg(target_arch = "x86_64")]
-    VectorsOfAvx512,
-    #[cfg(target_arch = "x86_64")]
     LanesOfAvx512,
     #[cfg(target_arch = "aarch64")]
     Matrices,
@@ -77,7 +72,7 @@ fn check<B: Wide>(
     columns: usize,
     rows: usize,
 ) {
-    let layout = CodeLayout { rows, inner, side: 1, by: CodeMultiplier::Stream };
+    let layout = CodeLayout { rows, inner, by: CodeMultiplier::Stream };
     let mut rng = Rng::new((inner + rows) as u64);
     let mut x: Vec<f32> = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| *x as f32).collect();
     x[..inner.min(40)].fill(3.0);
@@ -91,7 +86,7 @@ fn check<B: Wide>(
     let aligned = bytes.as_ptr().align_offset(64);
     let bytes = &mut bytes[aligned..][..layout.bytes()];
     for (row, x) in x.chunks_exact(inner).enumerate() {
-        layout.put(row, x, &mut bytes[layout.before(row)..][..layout.strip()]);
+        layout.put(x, &mut bytes[row * layout.row_bytes()..][..layout.row_bytes()]);
     }
     let x = ActivationCodes::new(layout, bytes);
     let rows_of_weight = data;
@@ -104,7 +99,7 @@ fn check<B: Wide>(
     let interleaved = interleaved.then_some(interleaving);
     let weight = CodeWeight { data, codes: of_format, inner, interleaved };
     #[cfg(target_arch = "x86_64")]
-    let of_avx512 = stream::room().max(avx512::room(&layout));
+    let of_avx512 = avx512::room(&layout);
     #[cfg(target_arch = "aarch64")]
     let of_avx512 = 0;
     let mut room = vec![0u8; 64 + room().max(of_avx512)];
@@ -120,10 +115,6 @@ fn check<B: Wide>(
         let by_instructions: Products = match by {
             Instructions::Pairs => multiply::<B, Pairs>,
             Instructions::Fours => multiply::<B, Fours>,
-            #[cfg(target_arch = "x86_64")]
-            Instructions::FoursOfAvx512 => multiply::<B, FoursOfAvx512>,
-            #[cfg(target_arch = "x86_64")]
-            Instructions::VectorsOfAvx512 => stream::stream::<B>,
             #[cfg(target_arch = "x86_64")]
             Instructions::LanesOfAvx512 => avx512::multiply::<B>,
             #[cfg(target_arch = "aarch64")]
@@ -144,10 +135,6 @@ fn products_are_those_of_the_codes_of_each_block(by: Instructions, interleaved: 
         with_block_format!(format.name(), B => {
             for blocks in [1, 3, 8, 11].map(|blocks| if B::ELEMENTS == GROUP { blocks.min(3) } else { blocks }) {
                 for (columns, rows) in [(2, 1), (9, 1), (16, 3), (32, 4), (31, 9), (32, 14)] {
-                    #[cfg(target_arch = "x86_64")]
-                    if by == Instructions::VectorsOfAvx512 && rows > 1 {
-                        continue;
-                    }
                     let seed = (blocks * 1000 + columns * 10 + rows) as u64;
                     let mut data = Rng::new(seed).integers(DType::U8, &[columns * blocks * B::BYTES], 0, 256).to_bytes();
                     for (i, block) in data.chunks_exact_mut(B::BYTES).enumerate() {
@@ -196,24 +183,6 @@ fn products_by_fours_are_those_of_the_codes() {
         ridge_testing::skip!("this machine has no AVX-VNNI");
     }
     products_are_those_of_the_codes_of_each_block(Instructions::Fours, false);
-}
-
-#[test]
-#[cfg(target_arch = "x86_64")]
-fn products_by_fours_of_avx512_are_those_of_the_codes() {
-    if simd::isa() < simd::Isa::Avx512Vnni {
-        ridge_testing::skip!("this machine has no AVX-512 VNNI");
-    }
-    products_are_those_of_the_codes_of_each_block(Instructions::FoursOfAvx512, false);
-}
-
-#[test]
-#[cfg(target_arch = "x86_64")]
-fn products_by_vectors_of_avx512_are_those_of_the_codes() {
-    if simd::isa() < simd::Isa::Avx512Vnni {
-        ridge_testing::skip!("this machine has no AVX-512 VNNI");
-    }
-    products_are_those_of_the_codes_of_each_block(Instructions::VectorsOfAvx512, false);
 }
 
 #[test]
