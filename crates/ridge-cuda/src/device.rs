@@ -33,6 +33,7 @@ use crate::nvrtc::Nvrtc;
 use crate::options::CudaOptions;
 use context::CudaContext;
 pub(crate) use context::architecture;
+use host::copy_by_threads;
 
 pub(crate) use arena::{ArenaLease, SharedArena};
 pub(crate) use handles::{CapturedGraph, CudaEvent, LoadedKernel};
@@ -72,7 +73,7 @@ pub(crate) struct CudaDevice {
 }
 
 /// Bytes of half of the staging memory.
-const STAGING: usize = 16 << 20;
+const STAGING: usize = 32 << 20;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -294,7 +295,7 @@ impl CudaDevice {
             let half = i % 2;
             marks[half].wait()?;
             let at = half * STAGING;
-            staging.bytes_mut()[at..at + part.len()].copy_from_slice(part);
+            copy_by_threads(staging.part_mut(at..at + part.len()), part);
             let from = staging.bytes()[at..].as_ptr() as Address;
             let address = to.address() + (offset + i * STAGING) as u64;
             // SAFETY: both sides are as long, as just checked; this half is not written before the mark behind it.
