@@ -394,7 +394,7 @@ impl PendingStep {
             *place = Some(outcomes.len());
             outcomes.push(nothing(id));
         }
-        let float = f32::from_le_bytes;
+        let (float, tells_prompts) = (f32::from_le_bytes, programs.tells_prompts());
         for run in runs.iter_mut().filter(|run| !run.parts.is_empty()) {
             let Some(ticket) = run.ticket.take() else { continue };
             let ready = programs.ready(run.wanted, run.extents)?;
@@ -428,7 +428,10 @@ impl PendingStep {
                 if let Some(shared) = &mut sequence.shared {
                     let last = sequence.last;
                     let known = |token: &u32| if *token == SAMPLED { last.unwrap_or_default() } else { *token };
-                    let tokens = run.tokens[its].iter().map(|token| computed(known(token), run.wanted.answer));
+                    let in_prompt = if tells_prompts { sequence.prompt } else { usize::MAX };
+                    let in_prompt = in_prompt.saturating_sub(sequence.complete - its.len());
+                    let tokens = run.tokens[its].iter().enumerate();
+                    let tokens = tokens.map(|(nth, token)| computed(known(token), nth >= in_prompt));
                     let owned = (&sequence.blocks[..], &sequence.windows[..]);
                     shared.take(tokens, owned, sequence.complete, block_size, (blocks, pools));
                 }
