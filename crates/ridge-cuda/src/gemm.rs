@@ -44,6 +44,13 @@ const TILINGS: [Tiling; 6] = [
     Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2, pair: false },
 ];
 
+/// Further ones where a product may neither be split nor go to a kernel for few rows: narrow tiles, so that few rows keep all
+/// multiprocessors busy. All that are not split make the same sums, instruction by instruction, so any may be chosen.
+const NARROW_TILINGS: [Tiling; 2] = [
+    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 32, stages: 17, alternate: false, split: 1, pair: false },
+];
+
 /// The same for codes with a scale for each row. Those of fp8 have sums of some slices in registers, beside the sums of all.
 const CODE_TILINGS: [Tiling; 6] = [
     Tiling { consumers: 2, columns: 128, stages: 6, alternate: false, split: 1, pair: false },
@@ -121,6 +128,8 @@ pub(crate) struct GemmProblem {
     pub(crate) after: Epilogue,
     /// Where operands are codes: E4M3, or by rows int8.
     pub(crate) scales: Option<GemmCodeScales>,
+    /// Have the sums one order at all numbers of rows?
+    pub(crate) deterministic: bool,
 }
 
 /// Scales of codes, in f32.
@@ -155,11 +164,11 @@ impl GemmProblem {
             && scales.is_none()
             && (result == operands || (result == DType::F32 && after == Epilogue::Nothing));
         (codes || floats)
+            && all.is_some_and(|all| all >= if self.deterministic { 1 } else { LEAST })
             && (1..=if after == Epilogue::Nothing { 3 } else { 1 }).contains(&sides.len())
             && sides.iter().all(|side| side.columns.is_multiple_of(8))
             && depth.is_multiple_of(8)
             && [rows, columns, depth].into_iter().all(|extent| extent < 1 << 31)
-            && all.is_some_and(|all| all >= LEAST)
     }
 
     /// The tilings that its operands have.
@@ -169,7 +178,9 @@ impl GemmProblem {
             Some(_) => CODE_TILINGS.iter(),
             None => TILINGS.iter(),
         }
+        .chain(NARROW_TILINGS.iter().filter(|_| self.deterministic && self.scales.is_none()))
         .copied()
+        .filter(|tiling| !self.deterministic || tiling.split == 1)
     }
 
     fn in_blocks(&self) -> bool {
@@ -196,8 +207,9 @@ impl GemmProblem {
         let gated = matches!(self.after, Epilogue::Swiglu(_));
         let splits = !gated && self.depth.div_ceil(self.slice()) >= tiling.split;
         let kept = |scales: &GemmCodeScales| !scales.in_blocks || scales.biases.is_some();
+        let narrow = gated && tiling.columns < 64;
         let crowded = tiling.columns > 128 && !gated && self.scales.as_ref().is_some_and(kept);
-        (tiling.split == 1 || splits) && !crowded
+        (tiling.split == 1 || splits) && !crowded && !narrow
     }
 
     fn tiles(&self, tiling: Tiling) -> usize {
@@ -208,7 +220,7 @@ impl GemmProblem {
 
     /// One launch in this tiling.
     fn launch(&self, tiling: Tiling) -> DeviceAction {
-        let Self { rows, depth, operands, result, x, ref sides, after, ref scales } = *self;
+        let Self { rows, depth, operands, result, x, ref sides, after, ref scales, .. } = *self;
         let flag = |on: bool| if on { "1" } else { "0" };
         let gated = matches!(after, Epilogue::Swiglu(_));
         let biases = scales.as_ref().and_then(|scales| scales.biases.as_ref());
@@ -292,10 +304,13 @@ impl GemmProblem {
             Epilogue::Add(_) => ", added",
             Epilogue::Swiglu(_) => ", gated",
         };
-        let last = rows.next_multiple_of(64);
-        let first = last.saturating_sub(63).max(1);
+        // Where few rows go by tiles too, the best are others.
+        let few = self.deterministic && *rows <= 16;
+        let last = if few { 16 } else { rows.next_multiple_of(64) };
+        let first = if few { 1 } else { last.saturating_sub(63).max(1) };
+        let one_order = if self.deterministic { ", in one order" } else { "" };
         format!(
-            "product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}{scaled}{biased}"
+            "product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}{scaled}{biased}{one_order}"
         )
     }
 

@@ -22,6 +22,7 @@ fn only_what_the_kernel_takes_is_chosen_among() {
         sides: vec![side(512, 0)],
         after: Epilogue::Nothing,
         scales: None,
+        deterministic: false,
     };
     let with = |change: &dyn Fn(&mut GemmProblem)| {
         let mut other = of.clone();
@@ -65,7 +66,7 @@ fn every_tiling_makes_the_product_and_what_follows() {
         for (operands, result) in [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::BF16, DType::F32)] {
             for after in after.into_iter().filter(|a| result != DType::F32 || *a == Epilogue::Nothing) {
                 let (x, sides) = ((OperandSlot::Input(0), 0), vec![side(columns, 0)]);
-                holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales: None });
+                holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales: None, deterministic: false });
             }
         }
     }
@@ -82,7 +83,7 @@ fn every_tiling_makes_several_products_of_one_left_side() {
         for sides in [vec![side(1000, 0), side(136, 1)], vec![side(264, 0), side(8, 1), side(520, 2)]] {
             let (operands, result) = (DType::BF16, DType::BF16);
             let (x, after) = ((OperandSlot::Input(0), 0), Epilogue::Nothing);
-            holds(&device, &GemmProblem { rows, depth: 776, operands, result, x, sides, after, scales: None });
+            holds(&device, &GemmProblem { rows, depth: 776, operands, result, x, sides, after, scales: None, deterministic: false });
         }
     }
 }
@@ -118,7 +119,7 @@ fn every_tiling_of_codes_makes_the_product_and_what_follows() {
                     let scales = Some(GemmCodeScales { in_blocks, x: at(0), sides: of_sides, biases });
                     let (result, x) = (DType::BF16, (OperandSlot::Input(0), 0));
                     let sides = sides.clone();
-                    holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales });
+                    holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales, deterministic: false });
                 }
             }
         }
