@@ -329,8 +329,14 @@ fn place(
     if run.drafts > 0 && !config.predicts() {
         return Err(Error::NoPredictions { family: config.model_type() });
     }
-    let options =
-        BuildOptions { context: Some(run.context), drafts: run.drafts, ..numbers.options(config.torch_dtype) };
+    let device = OpenDevice::open(&run.placement)?;
+    let options = BuildOptions {
+        context: Some(run.context),
+        drafts: run.drafts,
+        // The CPU computes tokens of prompts and of answers alike.
+        prompt_lengths: run.placement.deterministic && !device.is_cpu(),
+        ..numbers.options(config.torch_dtype)
+    };
     let source = weights_for(files, config, run.random_weights, &options)?;
     let mut model = config.build(&options)?;
     model.store(&source, numbers.format.as_ref())?;
@@ -345,7 +351,6 @@ fn place(
     if let Some(axis) = run.placement.tensor_parallel.axis() {
         model.cut(config, &axis)?;
     }
-    let device = OpenDevice::open(&run.placement)?;
     let (prompts, answers) = rounding(numbers, model.activations, device.is_cpu());
     model.take_activations(prompts, answers);
     Ok(PlacedModel { source, model, device })
