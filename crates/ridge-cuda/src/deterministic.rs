@@ -67,3 +67,61 @@ fn is_decoded(function: &Function, value: Var) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ridge_graph::ops::PagedAttention;
+    use ridge_graph::{Builder, DType, FormatRef, Sym, Type};
+
+    use super::*;
+    use crate::kernels::CudaKernelRegistry;
+
+    /// Why a graph is refused.
+    fn why(build: impl FnOnce(&mut Builder) -> ridge_graph::Result<Var>) -> Option<String> {
+        let mut g = Builder::new();
+        let y = g.scoped("layers.3.mlp", build).expect("types");
+        let graph = g.finish(vec![("y".into(), y)]).expect("finishes");
+        let registry = CudaKernelRegistry::builtin().deterministic();
+        let lowered = ridge_runtime::lower(&graph, &["y"], &registry.claims()).expect("lowers");
+        check(&lowered).err().map(|why| why.to_string())
+    }
+
+    fn linear(g: &mut Builder, format: Option<FormatRef>) -> ridge_graph::Result<Var> {
+        let x = g.step_input("x", Type::tensor(DType::BF16, [40, 512]))?;
+        let w = Type::tensor(DType::BF16, [64, 512]);
+        let w = g.weight("w", format.map_or(w.clone(), |format| w.stored_as(format)))?;
+        g.linear(x, w)
+    }
+
+    fn attention(g: &mut Builder, slopes: bool, sides: usize) -> ridge_graph::Result<Var> {
+        let q = g.step_input("q", Type::tensor(DType::BF16, [5, 4, 64]))?;
+        let kv = g.state("kv", Type::state(DType::BF16, [9, sides, 2, 16, 64]))?;
+        let table = g.step_input("table", Type::tensor(DType::I32, [2, 4]))?;
+        let [ids, positions] = ["ids", "positions"].map(|name| g.step_input(name, Type::tensor(DType::I32, [5])));
+        let op = PagedAttention::new(0.125, Sym::new("pairs"), Sym::new("cached"));
+        let more = if slopes { vec![g.weight("slopes", Type::tensor(DType::F32, [4]))?] } else { Vec::new() };
+        g.attention_with([q, kv, table, ids?, positions?], &more, PagedAttention { slopes, ..op })
+    }
+
+    #[test]
+    fn plain_weights_and_attention_are_taken() {
+        assert_eq!(why(|g| linear(g, None)), None);
+        assert_eq!(why(|g| attention(g, false, 2)), None);
+    }
+
+    #[test]
+    fn what_has_no_deterministic_kernel_is_refused_where_it_is() {
+        let formats = ridge_graph::format::all();
+        assert!(formats.len() > 10);
+        for format in formats {
+            if format.check(&Type::tensor(DType::BF16, [64, 512]).shape).is_ok() {
+                let why = why(|g| linear(g, Some(format.clone()))).unwrap_or_else(|| panic!("{} is taken", format.name()));
+                assert!(why.contains("layers.3.mlp") && why.contains("--format bf16"), "{}: {why}", format.name());
+            }
+        }
+        for (slopes, sides) in [(true, 2), (false, 1)] {
+            let why = why(|g| attention(g, slopes, sides)).expect("is refused");
+            assert!(why.contains("layers.3.mlp") && why.contains("leave --deterministic out"), "{why}");
+        }
+    }
+}
