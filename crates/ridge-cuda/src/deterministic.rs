@@ -41,7 +41,8 @@ fn refused(function: &Function, node: &Node) -> Option<&'static str> {
                 return Some("this attention, or product by experts, has no deterministic kernel");
             }
             let decoded = node.inputs.iter().any(|input| is_decoded(function, *input));
-            decoded.then_some("weights in a storage format have no deterministic kernel; --format bf16 decodes them once")
+            decoded
+                .then_some("weights in a storage format have no deterministic kernel; --format bf16 decodes them once")
         }
         Op::Group(group) if matches!(group.kind, GroupKind::Fused) => {
             let body = &group.body;
@@ -115,7 +116,8 @@ mod tests {
         assert!(formats.len() > 10);
         for format in formats {
             if format.check(&Type::tensor(DType::BF16, [64, 512]).shape).is_ok() {
-                let why = why(|g| linear(g, Some(format.clone()))).unwrap_or_else(|| panic!("{} is taken", format.name()));
+                let why =
+                    why(|g| linear(g, Some(format.clone()))).unwrap_or_else(|| panic!("{} is taken", format.name()));
                 assert!(why.contains("layers.3.mlp") && why.contains("--format bf16"), "{}: {why}", format.name());
             }
         }

@@ -7,6 +7,8 @@ mod one_order;
 mod patterns;
 mod tokens;
 
+use std::sync::Arc;
+
 pub(super) use patterns::entries;
 
 use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
@@ -14,7 +16,8 @@ use ridge_graph::{DType, Sym};
 
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
+    name, numbers, output,
 };
 
 pub(super) const ATTENTION: KernelText<'_> =
@@ -159,8 +162,21 @@ impl AttentionCall<'_> {
 
     /// q, then cache, block table, rows of it, positions, and what is behind them.
     fn inputs(&self, q: OperandSlot) -> Vec<LaunchArg> {
-        let inputs = self.first..self.first + 4 + self.more();
-        std::iter::once(LaunchArg::Pointer(q, 0)).chain(inputs.map(input)).collect()
+        self.inputs_from(q, 0)
+    }
+
+    /// The same from a token on.
+    fn inputs_from(&self, q: OperandSlot, token: usize) -> Vec<LaunchArg> {
+        let inputs = (0..4 + self.more()).map(|nth| {
+            let of_token = if matches!(nth, 2 | 3) { DType::I32.size_bytes() } else { 0 };
+            LaunchArg::Pointer(OperandSlot::Input(self.first + nth), token * of_token)
+        });
+        std::iter::once(LaunchArg::Pointer(q, token * self.row_bytes())).chain(inputs).collect()
+    }
+
+    /// Bytes of the heads of a token.
+    fn row_bytes(&self) -> usize {
+        self.heads * self.dim * self.dtype.size_bytes()
     }
 
     /// q rotated to scratch memory, once rather than by each block that meets it, and where it is then; q itself without a
@@ -319,9 +335,11 @@ impl AttentionCall<'_> {
         let results = (warps * heads * self.dim * 4).max(heads * most * 4);
         let least = if self.coded { DECODE_SHARED_OF_CODES } else { DECODE_SHARED };
         let folded = if span > 0 { heads * self.dim * 4 } else { 0 };
-        let shared = (ring.max(results) + folded + (self.tokens + 1) * 4).max(least);
+        // So many at a time.
+        let tokens = self.tokens.min(MIXED_TOKENS);
+        let shared = (ring.max(results) + folded + (tokens + 1) * 4).max(least);
         // Few units are cut into fewer pieces.
-        let units = self.tokens * self.keys * share.div_ceil(heads);
+        let units = tokens * self.keys * share.div_ceil(heads);
         // Three fit where tokens are not too many.
         let full = if 3 * (shared + BLOCK_OVERHEAD) <= SHARED_BYTES { most } else { DECODE_BLOCKS };
         let blocks = if apart == Apart::Runs(0) && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { full };
@@ -340,17 +358,23 @@ impl AttentionCall<'_> {
         defines.extend(apart.defines());
         let used = used.next_multiple_of(16);
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, used);
-        let mut args = self.inputs(q);
-        args.extend(self.prompts(apart));
         // Those of `Piece` in the text.
         let held = if span > 0 { self.pieces_of_spans(units, blocks, span) } else { 2 };
-        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, held]);
         let counters = LaunchArg::Pointer(OperandSlot::Zeros, 0);
-        args.extend([output(0), scratch, counters, LaunchArg::Float(self.op.scale as f32)]);
-        args.extend(gain);
-        args.push(n);
         let source = source("attention_decode", &defines, &DECODE);
-        let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
+        let mut kernel = CudaKernel::default();
+        for first in (0..self.tokens).step_by(tokens) {
+            let count = tokens.min(self.tokens - first);
+            let mut args = self.inputs_from(q, first);
+            args.extend(self.prompts(apart));
+            let n = numbers(&[count, self.heads, self.columns, self.blocks, held]);
+            let out = LaunchArg::Pointer(OperandSlot::Output(0), first * self.row_bytes());
+            args.extend([out, scratch.clone(), counters.clone(), LaunchArg::Float(self.op.scale as f32)]);
+            args.extend(gain.iter().cloned());
+            args.push(n);
+            let launch = grid(Arc::clone(&source), [blocks, 1, 1], warps as u32 * 32, args)?;
+            kernel.actions.extend(launch.actions);
+        }
         set_shared(&mut kernel, shared);
         // Pieces of every head's maximum, sum and values.
         kernel.scratch = used + blocks * held * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
@@ -365,7 +389,7 @@ fn spans(across: usize, visible: usize) -> usize {
     ENOUGH.div_ceil(across.max(1)).min(SPANS).min(visible.div_ceil(least)).max(1)
 }
 
-fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> std::sync::Arc<CudaSource> {
+fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> Arc<CudaSource> {
     let defines: Vec<(&str, &str)> = defines.iter().map(|(name, value)| (*name, value.as_str())).collect();
     CudaSource::new(entry, &defines, text)
 }

@@ -71,7 +71,8 @@ impl MatrixProduct {
         }
         let side = |of: &Self| GemmSide { columns: of.columns, w: of.b.0, y: of.out.0 };
         let sides = products.iter().map(side).collect();
-        let problem = GemmProblem { rows, depth, operands: dtype, result, x, sides, after, scales: None, deterministic };
+        let problem =
+            GemmProblem { rows, depth, operands: dtype, result, x, sides, after, scales: None, deterministic };
         if deterministic { gemm::fastest_on_hopper(kernel, &problem) } else { gemm::fastest(kernel, &problem) }
     }
 }

@@ -5,7 +5,7 @@
 use ridge_graph::ops::PagedAttention;
 use ridge_graph::{DType, Function};
 
-use super::{Apart, AttentionCall, MIXED_TOKENS, PROMPT_ARCH};
+use super::{Apart, AttentionCall, PROMPT_ARCH};
 use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction, composite};
 
 /// Positions of a span. Longer ones are fewer blocks for a single long sequence, shorter ones more results to fold.
@@ -26,11 +26,9 @@ pub(super) fn has_one_order(body: &Function, kv: usize) -> bool {
 impl AttentionCall<'_> {
     /// Tokens of prompts by tiles where there is a kernel, and others one by one.
     pub(super) fn in_one_order(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-        if !self.on_cores() || !self.is_numbered() || self.tokens > MIXED_TOKENS {
-            return Err(format!(
-                "{} tokens over {} blocks of {} have no deterministic kernel; lower --chunk or --kv-blocks, or leave --deterministic out",
-                self.tokens, self.blocks, self.cache
-            ));
+        if !self.on_cores() || !self.is_numbered() {
+            let (dtype, cache) = (self.dtype, self.cache);
+            return Err(format!("{dtype} over {} blocks of {cache} has no deterministic kernel", self.blocks));
         }
         // How a token is computed must not depend on the step: of this cache all go one by one.
         let elsewhere = self.decode_all(spec, SPAN)?;

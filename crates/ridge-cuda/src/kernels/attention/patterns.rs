@@ -23,12 +23,8 @@ pub(in crate::kernels) fn entries() -> Vec<CudaKernelEntry> {
                     let pattern =
                         format!("attention({q}, kv, block_table, seq_ids, positions{scales}{sinks}{prompts})");
                     let has = [!sinks.is_empty(), !prompts.is_empty()];
-                    let entry = CudaKernelEntry::new(
-                        format!("{query}{codes}{of_sinks}{of_prompts}"),
-                        &pattern,
-                        |_| true,
-                        make,
-                    );
+                    let entry =
+                        CudaKernelEntry::new(format!("{query}{codes}{of_sinks}{of_prompts}"), &pattern, |_| true, make);
                     entries.push(entry.offering(move |request| {
                         let supported = supports(request.body, kv, has)
                             && (!request.target.deterministic || has_one_order(request.body, kv));
@@ -49,8 +45,7 @@ pub(in crate::kernels) fn entries() -> Vec<CudaKernelEntry> {
 /// What a block holds of its heads fits into shared memory; `sinks` and `prompts` say whether there are such, behind the scales.
 fn supports(body: &Function, kv: usize, [sinks, prompts]: [bool; 2]) -> bool {
     // Chunks have no kernel yet, nor have slopes, which are a further input.
-    let takes =
-        |op: &PagedAttention| !op.chunked && !op.slopes && op.sinks == sinks && op.prompt_lengths == prompts;
+    let takes = |op: &PagedAttention| !op.chunked && !op.slopes && op.sinks == sinks && op.prompt_lengths == prompts;
     let plain = composite::<PagedAttention>(body).is_some_and(takes);
     let kv = &body.args[kv].ty.shape.0;
     plain
