@@ -533,26 +533,61 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
             if (last) {
                 __threadfence();
 #if SPAN
-                // Spans that the first block folded, then one by one.
-                const int folded_by_first = division.begin(from + 1) - begin;
-                auto piece_of = [&](int span) {
-                    if (span < folded_by_first) return pieces + (i64)from * HELD;
-                    const int block = division.block_of(begin + span);
-                    return pieces + (i64)block * HELD + 1 + (begin + span - division.begin(block));
+                // What the first block folded, then spans one by one.
+                const int folded_by_first = division.begin(from + 1) - begin, entries = 1 + steps - folded_by_first;
+                auto piece_of = [&](int entry) {
+                    const int span = begin + folded_by_first + entry - 1, block = entry == 0 ? from : division.block_of(span);
+                    return pieces + (i64)block * HELD + (entry == 0 ? 0 : 1 + span - division.begin(block));
                 };
-                for (int i = threadIdx.x; i < real * DIM; i += WARPS * 32) {
-                    const int h = i / DIM, e = i % DIM;
-                    auto read = [&](int span) -> Folded {
-                        const Piece* of = piece_of(span);
-                        return {__ldcg(of->most + h), __ldcg(of->total + h), __ldcg((const float*)of->value[h] + e)};
-                    };
-                    Folded all = read(0);
-#pragma unroll 4
-                    for (int span = folded_by_first; span < steps; ++span) all = fold(all, read(span));
+                // By what `fold` multiplies the sum so far and an entry, which takes the place of the entry's maximum and sum.
+                for (int h = warp; h < real; h += WARPS) {
+                    float largest = MASKED, sum = 0.0f;
+                    for (int first = 0; first < entries; first += 32) {
+                        Piece* mine = piece_of(min(first + lane, entries - 1));
+                        const float of_mine = __ldcg(mine->most + h), sum_of_mine = __ldcg(mine->total + h);
+                        float before = 0.0f, own = 1.0f;
+                        for (int i = 0; i < min(32, entries - first); ++i) {
+                            const float next = __shfl_sync(~0u, of_mine, i), next_sum = __shfl_sync(~0u, sum_of_mine, i);
+                            if (first + i == 0) {
+                                largest = next, sum = next_sum;
+                                continue;
+                            }
+                            const float most = fmaxf(largest, next);
+                            const float of_sum = power(largest - most), of_next = power(next - most);
+                            sum = fmaf(next_sum, of_next, sum * of_sum);
+                            largest = most;
+                            if (i == lane) before = of_sum, own = of_next;
+                        }
+                        if (first + lane < entries) {
+                            mine->most[h] = before;
+                            mine->total[h] = own;
+                        }
+                    }
 #if SINKS
-                    if (all.total != 0.0f) all.total += power(sinks[head + h] * 1.44269504088896340736f - all.most);
+                    if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
 #endif
-                    out[((i64)token * heads + head + h) * DIM + e] = D::store(all.total == 0.0f ? 0.0f : all.value / all.total);
+                    if (lane == 0) totals[0][h] = sum;
+                }
+                __threadfence();
+                __syncthreads();
+                for (int i = threadIdx.x; i < real * (DIM / 4); i += WARPS * 32) {
+                    const int h = i / (DIM / 4), e = i % (DIM / 4);
+                    float4 all = __ldcg(&piece_of(0)->value[h][e]);
+#pragma unroll 4
+                    for (int entry = 1; entry < entries; ++entry) {
+                        const Piece* of = piece_of(entry);
+                        const float4 x = __ldcg(&of->value[h][e]);
+                        const float before = __ldcg(of->most + h), own = __ldcg(of->total + h);
+                        all.x = fmaf(x.x, own, all.x * before);
+                        all.y = fmaf(x.y, own, all.y * before);
+                        all.z = fmaf(x.z, own, all.z * before);
+                        all.w = fmaf(x.w, own, all.w * before);
+                    }
+                    const float sum = totals[0][h];
+                    const bool some = sum != 0.0f;
+                    *(uint2*)(out + ((i64)token * heads + head + h) * DIM + e * 4) = make_uint2(
+                        Mma<D>::pack(some ? all.x / sum : 0.0f, some ? all.y / sum : 0.0f),
+                        Mma<D>::pack(some ? all.z / sum : 0.0f, some ? all.w / sum : 0.0f));
                 }
 #else
                 auto piece_of = [&](int i) { return pieces + (i64)(from + i) * HELD + (i == 0 ? 1 : 0); };
@@ -600,7 +635,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         }
         __syncthreads();
 #if SPAN
-        if (leads && threadIdx.x < HEADS) {
+        if (leads && !leaves && threadIdx.x < HEADS) {
             const int h = threadIdx.x;
             float largest = MASKED, sum = 0.0f;
             for (int w = 0; w < WARPS; ++w) largest = fmaxf(largest, maxima[w][h]);

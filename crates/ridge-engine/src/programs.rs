@@ -434,9 +434,11 @@ impl Programs {
     }
 
     /// The program and the extents for a step that needs these: those of a ready bucket, if there are some.
-    pub(crate) fn serving(&self, wanted: Wanted, extents: Extents) -> (Wanted, Extents) {
-        let ready = self.lattice.as_ref().and_then(|lattice| lattice.cover(wanted, extents));
-        ready.unwrap_or_else(|| exactly(wanted, extents))
+    pub(crate) fn serving(&self, wanted: Wanted, extents: Extents, prompts: bool) -> (Wanted, Extents) {
+        // Where attention tells tokens of prompts apart, a step of as many tokens as lines has none.
+        let prompts = prompts && self.tells_prompts && !self.divide();
+        let ready = self.lattice.as_ref().and_then(|lattice| lattice.cover(wanted, extents, prompts));
+        ready.unwrap_or_else(|| exactly(wanted, extents, prompts))
     }
 
     /// A bucket of the program that gives what is wanted.

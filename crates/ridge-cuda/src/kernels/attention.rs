@@ -216,6 +216,11 @@ impl AttentionCall<'_> {
         Ok(())
     }
 
+    /// Is it a step of single tokens? One that gives as many rows of logits as it has tokens is.
+    fn is_of_singles(&self, spec: &CudaKernelSpec<'_>) -> bool {
+        spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= self.tokens)
+    }
+
     /// Do the kernels on tensor cores take heads of this dtype?
     fn on_cores(&self) -> bool {
         self.sides == 2
@@ -452,9 +457,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     } else {
         call.tokens(spec)?
     };
-    // A step that gives as many rows of logits as it has tokens is one of single tokens.
-    let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= tokens);
-    if tokens < MANY || singles || !(tiled && numbered) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
+    if tokens < MANY || call.is_of_singles(spec) || !(tiled && numbered) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
         return Ok(elsewhere);
     }
     if !call.fits_prompt() {

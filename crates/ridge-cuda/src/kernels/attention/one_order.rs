@@ -15,7 +15,8 @@ const SPAN: usize = 256;
 pub(super) fn has_one_order(body: &Function, kv: usize) -> bool {
     let (q, kv) = (&body.args[0].ty, &body.args[kv].ty);
     let coded = matches!(kv.dtype, DType::I8 | DType::F8E4M3);
-    let wide = |dim: usize| if coded { dim.is_multiple_of(64) && dim <= 192 } else { dim.is_multiple_of(16) };
+    // Wider heads leave no registers for spans.
+    let wide = |dim: usize| dim.is_multiple_of(if coded { 64 } else { 16 }) && dim <= 192;
     matches!(q.dtype, DType::BF16 | DType::F16)
         && (coded || kv.dtype == q.dtype)
         && kv.shape.0[1].as_const() == Some(2)
@@ -31,8 +32,12 @@ impl AttentionCall<'_> {
             return Err(format!("{dtype} over {} blocks of {cache} has no deterministic kernel", self.blocks));
         }
         // How a token is computed must not depend on the step: of this cache all go one by one.
-        let elsewhere = self.decode_all(spec, SPAN)?;
+        let elsewhere = if self.normed { self.decode_normed(spec)? } else { self.decode_all(spec, SPAN)? };
         if !self.fits_prompt() {
+            return Ok(elsewhere);
+        }
+        // No token of a prompt is in a step of single tokens: engines take other steps for them.
+        if self.op.prompt_lengths && self.is_of_singles(spec) {
             return Ok(elsewhere);
         }
         let (mut there, q) = self.rotated(spec)?;
@@ -47,6 +52,15 @@ impl AttentionCall<'_> {
         let scratch = there.scratch.max(elsewhere.scratch);
         let action = DeviceAction::ByArch { arch: PROMPT_ARCH, actions: there.actions, otherwise: elsewhere.actions };
         Ok(CudaKernel { scratch, actions: vec![action] })
+    }
+
+    /// One by one, with the norms of heads as [`AttentionCall::rotated`] makes them: on the way their sums have another order.
+    fn decode_normed(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+        let (mut kernel, q) = self.rotated(spec)?;
+        let decode = self.decode(spec, (q, None), kernel.scratch, Apart::Runs(0), SPAN)?;
+        kernel.actions.extend(decode.actions);
+        kernel.scratch = decode.scratch;
+        Ok(kernel)
     }
 
     /// Pieces of a block of the decode kernel, which is one of `blocks`: of `units` units in all, each of as many spans as the table has
