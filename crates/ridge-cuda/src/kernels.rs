@@ -90,7 +90,7 @@ impl CudaKernelRegistry {
         let entries = [
             adamw::entries(),
             adjust::entries(),
-            attention::entries(),
+            attention::patterns::entries(),
             attention_training::entries(),
             convolution::entries(),
             experts::entries(),

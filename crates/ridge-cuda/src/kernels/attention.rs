@@ -4,12 +4,10 @@
 
 mod latent;
 mod one_order;
-mod patterns;
+pub(super) mod patterns;
 mod tokens;
 
 use std::sync::Arc;
-
-pub(super) use patterns::entries;
 
 use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
 use ridge_graph::{DType, Sym};
