@@ -1,3 +1,5 @@
+//! Loading within limits of memory, and what a deterministic device answers.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
