@@ -305,9 +305,16 @@ impl GemmProblem {
             let biases = biases.map_or(&[][..], |(at, _)| at);
             args.push(LaunchArg::Pointers([&[*x][..], sides, biases].concat()));
         }
-        let cluster = if tiling.pair { 2 } else { tiling.split as u32 };
+        // Tiles of few rows are a block each, of which two share a multiprocessor; others are made in turn by blocks that stay.
+        let blocks = if self.is_few() {
+            0
+        } else if tiling.pair {
+            2
+        } else {
+            tiling.split as u32
+        };
         DeviceAction::Launch {
-            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(cluster)),
+            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(blocks)),
             grid: [(self.tiles(tiling) * tiling.split).min(i32::MAX as usize) as u32, 1, 1],
             threads: 128 * (tiling.consumers as u32 + 1),
             shared: tiling.shared(held) as u32,
