@@ -4,14 +4,18 @@
 // grid, which compute their shares from the positions (stream-K: Osama et al. 2023, section 4): long and short sequences
 // balance whatever the batch. A unit that lies in one block is complete; others leave a piece in each of their blocks, and the
 // block that is the last to leave one puts them together.
+// With SPAN the sums of a unit have one order, whatever the grid and the other units: a unit is cut into spans of so many
+// positions, of which each is computed for itself, and their results are folded one by one in order. A block takes whole
+// spans, folds those that a unit begins with, and leaves a piece for each span of a unit that began in an earlier block.
 // A warp takes 16 positions at a time through a ring of its own in shared memory, so warps never wait for each other. The
 // query heads that share a key head are the rows of a 16-row matrix tile.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 16; SHARE, query heads of a key head; HEADS of a
 // unit, at most 16; BLOCK, tokens of a cache block; PAIRS of q that are rotated on the way, and what `rotate.cuh` takes;
-// what `codes.cuh` takes; of codes DIM is a multiple of 64; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
+// what `codes.cuh` takes; of codes DIM is a multiple of 64; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, 0 or 1: is there a score of each head without a value; FEW and PROMPTS: which tokens are taken (runs.cuh), all where both are 0; SPAN,
+// a multiple of STEP, or 0; WARPS; STAGES of a ring;
 // MAX_BLOCKS of the grid. `counters` are zeros, one for each block, and are zeros again in the end. Shared memory holds the
-// rings, or the warps' results, or what weighs the pieces of a unit, and an int for each token and one more.
-// Numbers: tokens, query heads, blocks of a sequence, cache blocks.
+// rings, or the warps' results, or what weighs the pieces of a unit, with SPAN the results of the spans so far, and an int for
+// each token and one more. Numbers: tokens, query heads, blocks of a sequence, cache blocks, pieces of a block.
 
 #if CODED
 typedef CODE::Raw Stored;
@@ -22,6 +26,8 @@ typedef D::Raw Stored;
 #define WIDE (16 / (int)sizeof(Stored))
 #define CHUNKS (DIM / WIDE)
 #define STEP (WARPS * 16)
+// Positions of what the grid divides.
+#define GRAIN (SPAN ? SPAN : STEP)
 #define PARTS ((SHARE + HEADS - 1) / HEADS)
 #define MASKED -1.0e30f
 // Rows of a tile that are heads: the upper half of a matrix tile is empty for 8 heads or fewer.
@@ -36,6 +42,9 @@ typedef D::Raw Stored;
 #define WEIGHT_BYTES (HEADS * MAX_BLOCKS * 4)
 #define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
 #define ROOM_BYTES MAX_OF(RING_BYTES, MAX_OF(RESULT_BYTES, WEIGHT_BYTES))
+// Pieces of a block.
+#define HELD (SPAN ? (int)n.v[4] : 2)
+#define FOLDED_BYTES (SPAN ? HEADS * DIM * 4 : 0)
 
 #if CODED
 // Rows are read four lanes to one as keys, by their neighbours too, and every other row as values.
@@ -55,10 +64,19 @@ __device__ inline float power(float x) {
     return y;
 }
 
-// A block's pieces in scratch memory: of the unit it begins within, and of the one it ends within. Each has the maximum and
-// sum of every head in front of its values.
+// A block's pieces in scratch memory: of the unit it begins within, and of the one it ends within; with SPAN of the one it ends
+// within, then of each span of the one it begins within. Each has the maximum and sum of every head in front of its values.
 struct alignas(16) Piece { float most[HEADS], total[HEADS]; float4 value[HEADS][DIM / 4]; };
-struct Share { Piece pieces[2]; };
+
+// A row's result over some positions: the largest score, the sum of powers and an element of the sum of values.
+struct Folded { float most, total, value; };
+
+// The result over the positions of `a` and of those of `b` behind them.
+__device__ inline Folded fold(Folded a, Folded b) {
+    const float largest = fmaxf(a.most, b.most);
+    const float of_a = power(a.most - largest), of_b = power(b.most - largest);
+    return {largest, fmaf(b.total, of_b, a.total * of_a), fmaf(b.value, of_b, a.value * of_a)};
+}
 
 // `all` steps in their order over the blocks, as evenly as they divide: the first `extra` blocks have one more than `each`.
 struct Division {
@@ -86,18 +104,29 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
 #if SINKS
     const float* __restrict__ sinks,
 #endif
-    D::Raw* __restrict__ out, Share* shares, u32* counters, float scale,
+#if PROMPTS
+    const int* __restrict__ prompts,
+#endif
+    D::Raw* __restrict__ out, Piece* pieces, u32* counters, float scale,
 #if NORM
     const NORM_TYPE::Raw* __restrict__ gain, float eps,
 #endif
-    Numbers<4> n
+    Numbers<5> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
+#if !PROMPTS
+    const int* prompts = nullptr;
+#endif
     // Steps of all key heads of the tokens before each token.
-    int* before = (int*)(room + ROOM_BYTES);
+    int* before = (int*)(room + ROOM_BYTES + FOLDED_BYTES);
     __shared__ int sums[WARPS];
     __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
     __shared__ bool last;
+#if SPAN
+    // Of the spans so far of the unit that the block is in.
+    float* folded = (float*)(room + ROOM_BYTES);
+    __shared__ float folded_most[HEADS], folded_total[HEADS];
+#endif
 #if PAIRS
     __shared__ float cosine[PAIRS], sine[PAIRS];
 #endif
@@ -117,15 +146,15 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         const int id = t < to ? ids[t] : -2;
         int own = 0, scan;
         // Runs as long as a warp are not few.
-        if (!FEW || !__all_sync(~0u, id == __shfl_sync(~0u, id, 0))) {
-#if FEW
-            const bool taken = t < to && is_few(ids, tokens, t);
+        if (PROMPTS || !FEW || !__all_sync(~0u, id == __shfl_sync(~0u, id, 0))) {
+#if SOME_APART
+            const bool taken = t < to && is_apart(ids, positions, prompts, tokens, t);
 #else
             const bool taken = t < to;
 #endif
             if (taken) {
                 const int position = positions[t], seen = end_of(id, position) - first_of(position);
-                own = max(1, (seen + STEP - 1) / STEP) * units;
+                own = max(1, (seen + GRAIN - 1) / GRAIN) * units;
             }
             scan = own;
 #pragma unroll
@@ -149,7 +178,6 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     __syncthreads();
     const int all = before[tokens];
     const Division division(all, gridDim.x);
-    Share* share = shares + blockIdx.x;
     if (blockIdx.x >= division.blocks) return;
     const int low = division.begin(blockIdx.x), high = division.begin(blockIdx.x + 1);
     // The last token that begins at a step or before.
@@ -168,15 +196,15 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
 #endif
 
     for (int at = low; at < high;) {
-        if (before[token + 1] <= at) token = FEW ? token_at(at) : token + 1;
+        if (before[token + 1] <= at) token = SOME_APART ? token_at(at) : token + 1;
         const int steps = (before[token + 1] - before[token]) / units;
         const int nth = (at - before[token]) / steps, begin = before[token] + nth * steps;
         const int key = nth / PARTS, head = key * SHARE + nth % PARTS * HEADS;
         const int real = min(HEADS, (key + 1) * SHARE - head);
         const int id = ids[token], position = positions[token], seen = first_of(position);
-        const int stop = min(high, begin + steps);
-        const int first = seen + (at - begin) * STEP, end = min(end_of(id, position), seen + (stop - begin) * STEP);
-        const bool whole = at == begin && stop == begin + steps;
+        const int stop = SPAN ? at + 1 : min(high, begin + steps);
+        const int first = seen + (at - begin) * GRAIN, end = min(end_of(id, position), seen + (stop - begin) * GRAIN);
+        const bool whole = SPAN ? begin >= low && begin + steps <= high : at == begin && stop == begin + steps;
         const int* row = table + (i64)max(id, 0) * n.v[2];
         // Lanes 0 to 15 know where the keys of a tile's positions lie, as a row of the cache.
         auto line_of = [&](int start) {
@@ -454,7 +482,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
             }
         }
         __syncthreads();
-        Piece* piece = &share->pieces[begin < low ? 0 : 1];
+        // Has the block all of the unit from its beginning on, and is it done with it?
+        const bool leads = !(begin < low), leaves = !SPAN || stop == begin + steps || stop == high;
+        Piece* piece = pieces + (i64)blockIdx.x * HELD + (SPAN ? (leads ? 0 : 1 + at - low) : leads ? 1 : 0);
         for (int i = threadIdx.x; i < real * DIM; i += WARPS * 32) {
             const int h = i / DIM, e = i % DIM;
             float largest = MASKED, sum = 0.0f, result = 0.0f;
@@ -466,6 +496,16 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
                 sum += totals[w][h] * factor;
                 result += values[(w * HEADS + h) * DIM + e] * factor;
             }
+#if SPAN
+            if (leads) {
+                if (at > begin) {
+                    const Folded all = fold({folded_most[h], folded_total[h], folded[i]}, {largest, sum, result});
+                    largest = all.most, sum = all.total, result = all.value;
+                }
+                folded[i] = result;
+                if (!leaves) continue;
+            }
+#endif
             if (whole) {
 #if SINKS
                 if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
@@ -479,8 +519,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
                 }
             }
         }
-        if (!whole) {
-            // The block in which the unit begins, and how many have a piece of it.
+        if (!whole && leaves) {
+            // Again, so that registers are free meanwhile: the block in which the unit begins, and how many have a piece of it.
+            const Division division(before[tokens], gridDim.x);
             const int from = division.block_of(begin), count = division.block_of(begin + steps - 1) - from + 1;
             __threadfence();
             __syncthreads();
@@ -491,7 +532,65 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
             __syncthreads();
             if (last) {
                 __threadfence();
-                auto piece_of = [&](int i) { return &shares[from + i].pieces[i == 0 ? 1 : 0]; };
+#if SPAN
+                // What the first block folded, then spans one by one.
+                const int folded_by_first = division.begin(from + 1) - begin, entries = 1 + steps - folded_by_first;
+                auto piece_of = [&](int entry) {
+                    const int span = begin + folded_by_first + entry - 1, block = entry == 0 ? from : division.block_of(span);
+                    return pieces + (i64)block * HELD + (entry == 0 ? 0 : 1 + span - division.begin(block));
+                };
+                // By what `fold` multiplies the sum so far and an entry, which takes the place of the entry's maximum and sum.
+                for (int h = warp; h < real; h += WARPS) {
+                    float largest = MASKED, sum = 0.0f;
+                    for (int first = 0; first < entries; first += 32) {
+                        Piece* mine = piece_of(min(first + lane, entries - 1));
+                        const float of_mine = __ldcg(mine->most + h), sum_of_mine = __ldcg(mine->total + h);
+                        float before = 0.0f, own = 1.0f;
+                        for (int i = 0; i < min(32, entries - first); ++i) {
+                            const float next = __shfl_sync(~0u, of_mine, i), next_sum = __shfl_sync(~0u, sum_of_mine, i);
+                            if (first + i == 0) {
+                                largest = next, sum = next_sum;
+                                continue;
+                            }
+                            const float most = fmaxf(largest, next);
+                            const float of_sum = power(largest - most), of_next = power(next - most);
+                            sum = fmaf(next_sum, of_next, sum * of_sum);
+                            largest = most;
+                            if (i == lane) before = of_sum, own = of_next;
+                        }
+                        if (first + lane < entries) {
+                            mine->most[h] = before;
+                            mine->total[h] = own;
+                        }
+                    }
+#if SINKS
+                    if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
+#endif
+                    if (lane == 0) totals[0][h] = sum;
+                }
+                __threadfence();
+                __syncthreads();
+                for (int i = threadIdx.x; i < real * (DIM / 4); i += WARPS * 32) {
+                    const int h = i / (DIM / 4), e = i % (DIM / 4);
+                    float4 all = __ldcg(&piece_of(0)->value[h][e]);
+#pragma unroll 4
+                    for (int entry = 1; entry < entries; ++entry) {
+                        const Piece* of = piece_of(entry);
+                        const float4 x = __ldcg(&of->value[h][e]);
+                        const float before = __ldcg(of->most + h), own = __ldcg(of->total + h);
+                        all.x = fmaf(x.x, own, all.x * before);
+                        all.y = fmaf(x.y, own, all.y * before);
+                        all.z = fmaf(x.z, own, all.z * before);
+                        all.w = fmaf(x.w, own, all.w * before);
+                    }
+                    const float sum = totals[0][h];
+                    const bool some = sum != 0.0f;
+                    *(uint2*)(out + ((i64)token * heads + head + h) * DIM + e * 4) = make_uint2(
+                        Mma<D>::pack(some ? all.x / sum : 0.0f, some ? all.y / sum : 0.0f),
+                        Mma<D>::pack(some ? all.z / sum : 0.0f, some ? all.w / sum : 0.0f));
+                }
+#else
+                auto piece_of = [&](int i) { return pieces + (i64)(from + i) * HELD + (i == 0 ? 1 : 0); };
                 float* weights = (float*)room;
                 for (int h = warp; h < real; h += WARPS) {
                     float largest = MASKED, sum = 0.0f;
@@ -531,9 +630,22 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
                     *(uint2*)(out + ((i64)token * heads + head + h) * DIM + e * 4) = make_uint2(
                         Mma<D>::pack(sum.x * inverse, sum.y * inverse), Mma<D>::pack(sum.z * inverse, sum.w * inverse));
                 }
+#endif
             }
         }
         __syncthreads();
+#if SPAN
+        if (leads && !leaves && threadIdx.x < HEADS) {
+            const int h = threadIdx.x;
+            float largest = MASKED, sum = 0.0f;
+            for (int w = 0; w < WARPS; ++w) largest = fmaxf(largest, maxima[w][h]);
+            for (int w = 0; w < WARPS; ++w) sum += totals[w][h] * power(maxima[w][h] - largest);
+            Folded all = {largest, sum, 0.0f};
+            if (at > begin) all = fold({folded_most[h], folded_total[h], 0.0f}, all);
+            folded_most[h] = all.most;
+            folded_total[h] = all.total;
+        }
+#endif
         at = stop;
     }
 }

@@ -10,7 +10,7 @@
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
 // block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu; FEW: tokens in runs of
-// fewer are left out, 0 for none; LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
+// fewer are left out, 0 for none, and PROMPTS, whether tokens behind their sequences' prompts are (runs.cuh); LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
 // nothing; CONSUMERS; STAGES. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks. For other architectures it is empty, and is not launched.
 
@@ -68,7 +68,7 @@ struct Cursor {
 
 // The segments and positions of an item's rows, by one warp.
 __device__ inline void divide(
-    Item& item, const int* ids, const int* positions, int token, int tokens, i64 visible
+    Item& item, const int* ids, const int* positions, const int* prompts, int token, int tokens, i64 visible
 ) {
     const int lane = threadIdx.x % 32, rows = min(ROWS, tokens - token);
 #pragma unroll 1
@@ -76,8 +76,8 @@ __device__ inline void divide(
         const int t = token + r;
         bool taken = t < tokens;
         const int id = taken ? ids[t] : -1, position = taken ? positions[t] : -1;
-#if FEW
-        taken = taken && !is_few(ids, tokens, t);
+#if SOME_APART
+        taken = taken && !is_apart(ids, positions, prompts, tokens, t);
 #endif
         item.position[r] = !taken ? LEFT_OUT : id < 0 || position < 0 ? PADDING : position;
         item.id[r] = !taken || position < 0 ? -1 : id;
@@ -127,6 +127,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #if SINKS
     const float* __restrict__ sinks,
 #endif
+#if PROMPTS
+    const int* __restrict__ prompts,
+#endif
     D::Raw* __restrict__ out,
 #if LSE
     float* __restrict__ lse,
@@ -167,6 +170,19 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #if !PAGED
     if (*scattered) return;
 #endif
+#if PROMPTS
+    // Steps without a token of a prompt are most of them.
+    bool some_prompt = false;
+    for (int t = threadIdx.x; t < tokens; t += blockDim.x) some_prompt |= ids[t] >= 0 && positions[t] < prompts[ids[t]];
+    if (!__syncthreads_or(some_prompt)) {
+        for (int t = blockIdx.x; t < tokens; t += gridDim.x)
+            for (int i = threadIdx.x; ids[t] < 0 && i < heads * (DIM / 8); i += blockDim.x)
+                *(uint4*)(out + ((i64)t * heads * (DIM / 8) + i) * 8) = make_uint4(0, 0, 0, 0);
+        return;
+    }
+#else
+    const int* prompts = nullptr;
+#endif
     // The tiles of tokens by what they see, from the longest on, as a few of their rows tell.
     const bool sorted = tiles <= MAX_SORTED;
     if (sorted) {
@@ -198,7 +214,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 const int token = token_of(at), slot = count & 1;
                 const u32 full = item_full + 8 * slot;
                 barrier_wait(item_free + 8 * slot, ~(count >> 1) & 1);
-                divide(items[slot], ids, positions, token, tokens, n.v[2] * BLOCK);
+                divide(items[slot], ids, positions, prompts, token, tokens, n.v[2] * BLOCK);
                 // Every lane has written a part of the item.
                 if (lane != 0) {
                     barrier_arrive(full);

@@ -63,7 +63,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_tiles(
         const bool real = threadIdx.x < count;
         int id = real ? ids[token + threadIdx.x] : -1;
 #if FEW
-        if (real && is_few(ids, (int)n.v[0], (int)token + threadIdx.x)) id = LEFT_OUT;
+        if (real && is_apart(ids, positions, nullptr, (int)n.v[0], (int)token + threadIdx.x)) id = LEFT_OUT;
 #endif
         row_id[threadIdx.x] = id;
         row_position[threadIdx.x] = real ? positions[token + threadIdx.x] : 0;

@@ -11,9 +11,11 @@
 // Where tiles are fewer than multiprocessors, SPLIT blocks of a cluster take a part of k each, and then each adds up a part of the
 // tile's columns, which the others write to its shared memory; the order of sums is that of k. With PAIR two blocks of a cluster
 // make tiles of the same columns in neighbouring rows, and each copies half of the right side's slices for both.
+// Of the left side HELD rows of a tile are copied, fewer than ROWS where it has no more: the rows behind them are whatever lies there, and
+// are not stored. Then two blocks share a multiprocessor, of which one may be of the next launch.
 // COUNT right sides have a result each.
 // The first slices of the right sides, which are weights, are copied before earlier launches have ended.
-// Numbers: m, k, and n of each right side. D of 16-bit operands and results, SCALED, CODE of codes, F8E4M3 or I8 (by rows alone), CONSUMERS, COLUMNS, STAGES, ALTERNATE, SPLIT, PAIR, COUNT, ADD, SWIGLU, BIAS (of codes, with BIAS_TYPE) and OUT_WIDE, whether
+// Numbers: m, k, and n of each right side. D of 16-bit operands and results, SCALED, CODE of codes, F8E4M3 or I8 (by rows alone), CONSUMERS, COLUMNS, HELD, STAGES, ALTERNATE, SPLIT, PAIR, COUNT, ADD, SWIGLU, BIAS (of codes, with BIAS_TYPE) and OUT_WIDE, whether
 // the result is in f32, come from the instance; n and k divide by 8, k of codes by 16. For other architectures it is empty, and is not launched.
 
 #define BY_ROWS 1
@@ -31,7 +33,9 @@ typedef Accumulator<Operand>::Of Accumulated;
 #define PARTS (ALTERNATE ? 2 : 1)
 #define ROWS (64 * (ALTERNATE ? PARTS : CONSUMERS))
 #define WIDTH (SWIGLU ? COLUMNS / 2 : COLUMNS)
-#define SLICE_A (ROWS * LINE)
+#define SLICE_A (HELD * LINE)
+// Bytes from eight rows of the left side to the next eight: the same rows again where there are no others.
+#define GROUPS_A (HELD == 8 ? 0 : 8 * LINE)
 #define SLICE (SLICE_A + COLUMNS * LINE)
 #define CLUSTER (PAIR ? 2 : SPLIT)
 // Rows of the tiles that a cluster makes at a time.
@@ -234,7 +238,7 @@ extern "C" __global__
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
-__launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
+__launch_bounds__(128 * (CONSUMERS + 1), HELD < 64 ? 2 : 1) void gemm_sm90(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
 #if COUNT > 1 || SWIGLU
     const __grid_constant__ TensorMap b1,
@@ -404,7 +408,7 @@ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
 #if ALTERNATE
                     if (s == own - 1 && lane == 0) barrier_arrive(turns_at + 8 * (turn ^ 1));
 #endif
-                    const u64 x = swizzled(from + part * 64 * LINE), w = swizzled(from + SLICE_A);
+                    const u64 x = swizzled(from + part * 64 * LINE, GROUPS_A), w = swizzled(from + SLICE_A);
                     products_begin();
 #pragma unroll
                     for (int k = 0; k < LINE / 32; ++k)

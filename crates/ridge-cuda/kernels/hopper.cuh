@@ -170,7 +170,9 @@ template <class D, int COLUMNS> struct Wgmma;
                 ", p, 1, 1, 0, 0;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
         } \
     };
+#define PLACES_FIRST "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15 "
 #define WGMMAS(D, TYPE) \
+    WGMMA(D, TYPE, 32, PLACES_FIRST, "%16", "%17", "%18", SUMS_16(d, 0)) \
     WGMMA(D, TYPE, 64, PLACES_0, "%32", "%33", "%34", SUMS_32(d, 0)) \
     WGMMA(D, TYPE, 128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", SUMS_32(d, 0), SUMS_32(d, 32)) \
     WGMMA(D, TYPE, 192, PLACES_0 ", " PLACES_1 ", " PLACES_2, "%96", "%97", "%98", \

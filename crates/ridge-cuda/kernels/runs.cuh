@@ -1,9 +1,14 @@
-// Which tokens of a step attention takes one by one: those in runs of fewer than FEW tokens of one sequence, and none where FEW
-// is 0. Others go by tiles.
-// Defines: FEW.
+// Which tokens of a step attention takes one by one; others go by tiles. With PROMPTS those behind their sequence's prompt, whose
+// lengths `prompts` has; else those in runs of fewer than FEW tokens of one sequence, and none where FEW is 0.
+// Defines: PROMPTS, 0 or 1; FEW.
 
-#if FEW
-__device__ inline bool is_few(const int* ids, int tokens, int token) {
+#if PROMPTS
+__device__ inline bool is_apart(const int* ids, const int* positions, const int* prompts, int, int token) {
+    const int id = ids[token];
+    return id >= 0 && positions[token] >= prompts[id];
+}
+#elif FEW
+__device__ inline bool is_apart(const int* ids, const int*, const int*, int tokens, int token) {
     const int id = ids[token];
     int run = 1;
     for (int t = token - 1; t >= 0 && run < FEW && ids[t] == id; --t) ++run;
@@ -11,3 +16,4 @@ __device__ inline bool is_few(const int* ids, int tokens, int token) {
     return run < FEW;
 }
 #endif
+#define SOME_APART (PROMPTS || FEW)

@@ -7,6 +7,7 @@ use ridge_graph::{Bindings, Graph, Type};
 use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_runtime::{Backend, Buffer, MemoryOwner, MemoryUse, Program, Result, WeightData, component_offsets};
 
+use crate::deterministic;
 use crate::device::{CudaDevice, DeviceMemory};
 use crate::encode::{encoded, encodes};
 use crate::error::device as failed;
@@ -37,9 +38,11 @@ impl Cuda {
     /// # Errors
     /// As for [`Cuda::new`].
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
+        let registry = if options.deterministic { registry.deterministic() } else { registry };
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
         let device = Arc::new(CudaDevice::open(&options)?);
-        let target = Arc::new(target(device.arch(), DeviceSpec::find(device.name()).ok()));
+        let known = target(device.arch(), DeviceSpec::find(device.name()).ok());
+        let target = Arc::new(Target { deterministic: options.deterministic, ..known });
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
         Ok(Self { device, claims, registry: Arc::new(registry), options })
     }
@@ -169,6 +172,9 @@ impl Backend for Cuda {
     }
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
+        if self.options.deterministic {
+            deterministic::check(&graph)?;
+        }
         Ok(Box::new(CudaProgram::new(
             Arc::clone(&self.device),
             Arc::clone(&self.registry),

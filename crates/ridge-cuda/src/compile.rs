@@ -42,6 +42,7 @@ fn make(
         inputs: node.inputs.iter().map(|v| CudaOperand::new(function.ty(*v), bindings)).collect::<Result<_, _>>()?,
         outputs: node.outputs.iter().map(|ty| CudaOperand::new(ty, bindings)).collect::<Result<_, _>>()?,
         bindings,
+        deterministic: registry.is_deterministic(),
     };
     match &node.op {
         Op::Prim(prim) => prims::make(prim, &spec, mesh),

@@ -34,6 +34,9 @@ struct Tiling {
     pair: bool,
 }
 
+/// The most rows that tiles of few rows have.
+const FEW: usize = 32;
+
 /// Large tiles for many rows, small ones for few, and those that are split where tiles are fewer than multiprocessors.
 const TILINGS: [Tiling; 6] = [
     Tiling { consumers: 2, columns: 128, stages: 6, alternate: true, split: 1, pair: false },
@@ -43,6 +46,17 @@ const TILINGS: [Tiling; 6] = [
     Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2, pair: false },
     Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2, pair: false },
 ];
+
+/// Further ones where a product may neither be split nor go to a kernel for few rows: narrow tiles, so that few rows keep all
+/// multiprocessors busy. All that are not split make the same sums, instruction by instruction, so any may be chosen.
+const NARROW_TILINGS: [Tiling; 2] = [
+    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 1, pair: false },
+    Tiling { consumers: 1, columns: 32, stages: 17, alternate: false, split: 1, pair: false },
+];
+
+/// Columns of the tiles for up to [`FEW`] rows, and bytes of their rings, which leave room for a block of the next launch.
+const FEW_COLUMNS: [usize; 3] = [32, 64, 128];
+const FEW_RING: usize = 98 << 10;
 
 /// The same for codes with a scale for each row. Those of fp8 have sums of some slices in registers, beside the sums of all.
 const CODE_TILINGS: [Tiling; 6] = [
@@ -69,6 +83,12 @@ const BLOCK_TILINGS: [Tiling; 7] = [
 pub(crate) const PROCESSORS: usize = 132;
 
 impl Tiling {
+    /// Of so many columns, where `held` rows of x are copied.
+    fn of_few(columns: usize, held: usize) -> Self {
+        let stages = FEW_RING / ((held + columns) * LINE);
+        Self { consumers: 1, columns, stages, alternate: false, split: 1, pair: false }
+    }
+
     fn rows(self) -> usize {
         if self.alternate { 128 } else { 64 * self.consumers }
     }
@@ -82,10 +102,12 @@ impl Tiling {
         format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages{split}{pair}")
     }
 
-    /// Bytes of the ring and of the sums of other blocks, with room to align them.
-    fn shared(self) -> usize {
+    /// Bytes of the ring, of whose tiles `held` rows are copied, and of the sums of other blocks, with room to align them. What stands for
+    /// rows that are not copied may lie behind the ring.
+    fn shared(self, held: usize) -> usize {
         let parts = (self.split - 1) * self.rows() * (self.columns / self.split) * 4;
-        self.stages * (self.rows() + self.columns) * LINE + parts + 1024
+        let behind = if held < self.rows() { self.rows() * LINE } else { 0 };
+        self.stages * (held + self.columns) * LINE + parts + behind + 1024
     }
 }
 
@@ -121,6 +143,8 @@ pub(crate) struct GemmProblem {
     pub(crate) after: Epilogue,
     /// Where operands are codes: E4M3, or by rows int8.
     pub(crate) scales: Option<GemmCodeScales>,
+    /// Have the sums one order at all numbers of rows?
+    pub(crate) deterministic: bool,
 }
 
 /// Scales of codes, in f32.
@@ -155,11 +179,11 @@ impl GemmProblem {
             && scales.is_none()
             && (result == operands || (result == DType::F32 && after == Epilogue::Nothing));
         (codes || floats)
+            && all.is_some_and(|all| all >= if self.deterministic { 1 } else { LEAST })
             && (1..=if after == Epilogue::Nothing { 3 } else { 1 }).contains(&sides.len())
             && sides.iter().all(|side| side.columns.is_multiple_of(8))
             && depth.is_multiple_of(8)
             && [rows, columns, depth].into_iter().all(|extent| extent < 1 << 31)
-            && all.is_some_and(|all| all >= LEAST)
     }
 
     /// The tilings that its operands have.
@@ -169,7 +193,27 @@ impl GemmProblem {
             Some(_) => CODE_TILINGS.iter(),
             None => TILINGS.iter(),
         }
+        .filter(|tiling| !self.deterministic || (tiling.split == 1 && !self.is_few()))
+        .chain(NARROW_TILINGS.iter().filter(|_| self.deterministic && !self.is_few()))
         .copied()
+        .chain(
+            FEW_COLUMNS.into_iter().filter(|_| self.is_few()).map(|columns| Tiling::of_few(columns, self.few_rows())),
+        )
+    }
+
+    /// Are few rows to be made by tiles?
+    fn is_few(&self) -> bool {
+        self.deterministic && self.rows <= FEW
+    }
+
+    /// Rows of x that are copied for a tile.
+    fn held(&self, tiling: Tiling) -> usize {
+        if self.is_few() { self.few_rows() } else { tiling.rows() }
+    }
+
+    /// The same where there are few.
+    fn few_rows(&self) -> usize {
+        self.rows.next_power_of_two().clamp(8, FEW)
     }
 
     fn in_blocks(&self) -> bool {
@@ -196,8 +240,9 @@ impl GemmProblem {
         let gated = matches!(self.after, Epilogue::Swiglu(_));
         let splits = !gated && self.depth.div_ceil(self.slice()) >= tiling.split;
         let kept = |scales: &GemmCodeScales| !scales.in_blocks || scales.biases.is_some();
+        let narrow = gated && tiling.columns < 64;
         let crowded = tiling.columns > 128 && !gated && self.scales.as_ref().is_some_and(kept);
-        (tiling.split == 1 || splits) && !crowded
+        (tiling.split == 1 || splits) && !crowded && !narrow
     }
 
     fn tiles(&self, tiling: Tiling) -> usize {
@@ -208,12 +253,13 @@ impl GemmProblem {
 
     /// One launch in this tiling.
     fn launch(&self, tiling: Tiling) -> DeviceAction {
-        let Self { rows, depth, operands, result, x, ref sides, after, ref scales } = *self;
+        let Self { rows, depth, operands, result, x, ref sides, after, ref scales, .. } = *self;
         let flag = |on: bool| if on { "1" } else { "0" };
         let gated = matches!(after, Epilogue::Swiglu(_));
         let biases = scales.as_ref().and_then(|scales| scales.biases.as_ref());
-        let extents = [tiling.consumers, tiling.columns, tiling.stages, tiling.split, sides.len()];
-        let [consumers, across, stages, split, count] = extents.map(|n| n.to_string());
+        let held = self.held(tiling);
+        let extents = [tiling.consumers, tiling.columns, held, tiling.stages, tiling.split, sides.len()];
+        let [consumers, across, held_text, stages, split, count] = extents.map(|n| n.to_string());
         let defines = [
             ("D", name(if scales.is_some() { result } else { operands })),
             ("SCALED", if self.in_blocks() { "2" } else { flag(scales.is_some()) }),
@@ -223,6 +269,7 @@ impl GemmProblem {
             ("OUT_WIDE", flag(result == DType::F32)),
             ("CONSUMERS", &*consumers),
             ("COLUMNS", &*across),
+            ("HELD", &*held_text),
             ("STAGES", &*stages),
             ("ALTERNATE", flag(tiling.alternate)),
             ("SPLIT", &*split),
@@ -235,7 +282,7 @@ impl GemmProblem {
         let slice = self.slice();
         let map =
             |at, rows, tile| LaunchArg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, slice] };
-        let mut args = vec![map(x, rows, tiling.rows())];
+        let mut args = vec![map(x, rows, held)];
         let box_rows = if tiling.pair { tiling.columns / 2 } else { width };
         args.extend(sides.iter().map(|side| map(side.w, side.columns, box_rows)));
         let mut prefetched: Vec<OperandSlot> = sides.iter().map(|side| side.w.0).collect();
@@ -258,12 +305,19 @@ impl GemmProblem {
             let biases = biases.map_or(&[][..], |(at, _)| at);
             args.push(LaunchArg::Pointers([&[*x][..], sides, biases].concat()));
         }
-        let cluster = if tiling.pair { 2 } else { tiling.split as u32 };
+        // Tiles of few rows are a block each, of which two share a multiprocessor; others are made in turn by blocks that stay.
+        let blocks = if self.is_few() {
+            0
+        } else if tiling.pair {
+            2
+        } else {
+            tiling.split as u32
+        };
         DeviceAction::Launch {
-            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(cluster)),
+            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(blocks)),
             grid: [(self.tiles(tiling) * tiling.split).min(i32::MAX as usize) as u32, 1, 1],
             threads: 128 * (tiling.consumers as u32 + 1),
-            shared: tiling.shared() as u32,
+            shared: tiling.shared(held) as u32,
             args,
             prefetched,
         }
@@ -292,10 +346,14 @@ impl GemmProblem {
             Epilogue::Add(_) => ", added",
             Epilogue::Swiglu(_) => ", gated",
         };
-        let last = rows.next_multiple_of(64);
-        let first = last.saturating_sub(63).max(1);
+        // Few rows have other tiles.
+        let (last, first) = match self.few_rows() {
+            last if self.is_few() => (last, if last == 8 { 1 } else { last / 2 + 1 }),
+            _ => (rows.next_multiple_of(64), rows.next_multiple_of(64).saturating_sub(63).max(1)),
+        };
+        let one_order = if self.deterministic { ", in one order" } else { "" };
         format!(
-            "product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}{scaled}{biased}"
+            "product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}{scaled}{biased}{one_order}"
         )
     }
 

@@ -74,6 +74,9 @@ pub struct CudaKernelSpec<'a> {
     pub outputs: Vec<CudaOperand>,
     /// The values of the symbols.
     pub bindings: &'a Bindings,
+    /// Must the sums of a row have one order, whatever the number of rows
+    /// ([`CudaOptions::deterministic`](crate::CudaOptions::deterministic))?
+    pub deterministic: bool,
 }
 
 impl CudaKernelSpec<'_> {

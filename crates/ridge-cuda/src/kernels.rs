@@ -83,6 +83,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 37] = [
 #[derive(Clone)]
 pub struct CudaKernelRegistry {
     entries: Vec<CudaKernelEntry>,
+    deterministic: bool,
 }
 
 impl CudaKernelRegistry {
@@ -91,7 +92,7 @@ impl CudaKernelRegistry {
         let entries = [
             adamw::entries(),
             adjust::entries(),
-            attention::entries(),
+            attention::patterns::entries(),
             attention_training::entries(),
             convolution::entries(),
             experts::entries(),
@@ -113,7 +114,20 @@ impl CudaKernelRegistry {
             training::entries(),
             wkv::entries(),
         ];
-        Self { entries: entries.concat() }
+        Self { entries: entries.concat(), deterministic: false }
+    }
+
+    /// The registry for a device that is to give a row the same bits whatever is computed beside it
+    /// ([`CudaOptions::deterministic`](crate::CudaOptions::deterministic)): without kernels that are for some numbers of rows.
+    #[must_use]
+    pub fn deterministic(mut self) -> Self {
+        self.entries.retain(CudaKernelEntry::always_pays);
+        Self { deterministic: true, ..self }
+    }
+
+    /// Is it a [deterministic](CudaKernelRegistry::deterministic) one?
+    pub(crate) fn is_deterministic(&self) -> bool {
+        self.deterministic
     }
 
     /// Adds a kernel, in place of one of that name.
@@ -125,7 +139,8 @@ impl CudaKernelRegistry {
     /// What they claim on the nominal target, as [`ridge_runtime::lower`] takes it. Of kernels that are predicted to save
     /// equal time, the first claims.
     pub fn claims(&self) -> Vec<passes::Kernel> {
-        let nominal = Arc::new(passes::Target { fuses_views: true, ..passes::Target::default() });
+        let deterministic = self.deterministic;
+        let nominal = Arc::new(passes::Target { fuses_views: true, deterministic, ..passes::Target::default() });
         self.entries.iter().map(|entry| entry.claim().clone().on(&nominal)).collect()
     }
 

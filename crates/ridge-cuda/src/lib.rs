@@ -18,6 +18,7 @@ mod choices;
 mod communicator;
 mod compile;
 mod cublaslt;
+mod deterministic;
 mod device;
 mod driver;
 mod encode;

@@ -16,6 +16,9 @@ pub struct CudaOptions {
     /// Synchronises after every launch, so that an error names the kernel that failed; ranks compare every collective
     /// before it is begun, and not only those of a whole step. Slow.
     pub check_launches: bool,
+    /// Gives each row of a step the same bits whatever is computed beside it: sums have one order at all numbers of rows, and
+    /// nothing that is timed changes it. What has no such kernel does not compile.
+    pub deterministic: bool,
     /// This rank's groups, by the name of the mesh axis, for graphs that communicate. Each rank has a GPU of its own. The
     /// groups serve to meet and to agree, and tell when a rank is lost; what graphs communicate goes from GPU to GPU by
     /// NCCL.

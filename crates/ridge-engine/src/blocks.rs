@@ -22,7 +22,7 @@ pub enum Prefix {
     Tokens(u64),
 }
 
-/// A token as blocks are named by it: with whether it was computed as one of an answer, by a graph of its own. So a prompt
+/// A token as blocks are named by it: with whether it was computed as one of an answer, by a graph or sums of its own. So a prompt
 /// finds what was computed as a prompt alone, and what it finds never shows in a result.
 pub(crate) fn computed(token: u32, answer: bool) -> u32 {
     // Graphs have token ids of 31 bits.

@@ -310,7 +310,7 @@ impl Engine {
         let whole = &tokens[..tokens.len().saturating_sub(1)];
         // Blocks of older weights are found by nobody.
         let whole = if self.programs.changed() { &[] } else { whole };
-        let border = if self.programs.divide() { prompt } else { usize::MAX };
+        let border = if self.programs.tells_prompts() { prompt } else { usize::MAX };
         let mut held = Vec::with_capacity(self.block_size);
         let found = whole.chunks_exact(self.block_size).enumerate().scan(root, |prefix, (number, tokens)| {
             held.clear();

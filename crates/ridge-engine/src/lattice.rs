@@ -109,9 +109,12 @@ impl Lattice {
         &self.points
     }
 
-    /// The cheapest bucket that serves a step which needs this much; none where there is no such bucket.
-    pub(crate) fn cover(&self, wanted: Wanted, extents: Extents) -> Option<(Wanted, Extents)> {
-        let serves = |(gives, room): &&(Wanted, Extents)| gives.covers(wanted) && room.cover(extents);
+    /// The cheapest bucket that serves a step which needs this much; none where there is no such bucket. With `prompts` one that has
+    /// more tokens than lines.
+    pub(crate) fn cover(&self, wanted: Wanted, extents: Extents, prompts: bool) -> Option<(Wanted, Extents)> {
+        let serves = |(gives, room): &&(Wanted, Extents)| {
+            gives.covers(wanted) && room.cover(extents) && !(prompts && room.tokens <= room.seqs)
+        };
         self.points.iter().filter(serves).min_by_key(|(gives, room)| (gives.rank(), room.rank())).copied()
     }
 }
@@ -134,9 +137,12 @@ fn rounded(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
-/// The extents of a step of an engine without ready buckets.
-pub(crate) fn exactly(wanted: Wanted, mut extents: Extents) -> (Wanted, Extents) {
+/// The extents of a step of an engine without ready buckets, with more tokens than lines if `prompts`.
+pub(crate) fn exactly(wanted: Wanted, mut extents: Extents, prompts: bool) -> (Wanted, Extents) {
     (extents.tokens, extents.seqs) = (rounded(extents.tokens), rounded(extents.seqs));
+    if prompts && extents.tokens <= extents.seqs {
+        extents.tokens = rounded(extents.seqs + 1);
+    }
     (wanted, extents)
 }
 
@@ -189,7 +195,7 @@ mod tests {
         let lattice = lattice(&options);
         for rows in 1..=20 {
             let wanted = Wanted { drafts: true, ..Wanted::default() };
-            let found = lattice.cover(wanted, Extents { tokens: rows, seqs: rows, ..options.common });
+            let found = lattice.cover(wanted, Extents { tokens: rows, seqs: rows, ..options.common }, false);
             assert!(found.is_some_and(|(gives, room)| gives.drafts && room.seqs * 2 <= rows * 3), "{rows}: {found:?}");
         }
     }
@@ -215,7 +221,7 @@ mod tests {
                 forbidden: if masked { WORDS } else { 0 },
                 ..options.common
             };
-            let found = lattice(&options).cover(wanted, extents);
+            let found = lattice(&options).cover(wanted, extents, false);
             prop_assert!(found.is_some(), "{wanted:?} {extents:?}");
             let (gives, room) = found.unwrap();
             prop_assert!(gives.covers(wanted) && room.cover(extents));

@@ -259,6 +259,8 @@ pub(crate) struct Programs {
     graph: Graph,
     /// For tokens of an answer, where they have one of their own.
     answers: Option<Graph>,
+    /// See [`Programs::tells_prompts`].
+    tells_prompts: bool,
     /// What drafts tokens, over rows, and how many of each row.
     drafts: Option<(Graph, usize)>,
     /// The most blocks of a row.
@@ -303,8 +305,22 @@ impl Programs {
         let (versions, programs) = (session.versions(&graph), Vec::new());
         let (graph, answers) = (model.graph.clone(), model.answers.clone());
         let (lattice, uses, bound) = (None, 0, 0);
-        let all = Self { session, graph, answers, drafts, table, windows, programs, lattice, uses, bound, versions };
-        Ok((all, sent, columns))
+        let tells_prompts = answers.is_some() || model.attends_by_prompt();
+        let made = Self {
+            session,
+            graph,
+            answers,
+            tells_prompts,
+            drafts,
+            table,
+            windows,
+            programs,
+            lattice,
+            uses,
+            bound,
+            versions,
+        };
+        Ok((made, sent, columns))
     }
 
     /// Have weights changed since the last [`update`](Self::update)?
@@ -320,6 +336,11 @@ impl Programs {
     /// Are tokens of an answer computed by a graph of their own?
     pub(crate) fn divide(&self) -> bool {
         self.answers.is_some()
+    }
+
+    /// Are tokens of an answer computed otherwise than those of a prompt: by a graph of their own, or by other sums?
+    pub(crate) fn tells_prompts(&self) -> bool {
+        self.tells_prompts
     }
 
     /// How many tokens are drafted behind each row that samples.
@@ -413,9 +434,11 @@ impl Programs {
     }
 
     /// The program and the extents for a step that needs these: those of a ready bucket, if there are some.
-    pub(crate) fn serving(&self, wanted: Wanted, extents: Extents) -> (Wanted, Extents) {
-        let ready = self.lattice.as_ref().and_then(|lattice| lattice.cover(wanted, extents));
-        ready.unwrap_or_else(|| exactly(wanted, extents))
+    pub(crate) fn serving(&self, wanted: Wanted, extents: Extents, prompts: bool) -> (Wanted, Extents) {
+        // Where attention tells tokens of prompts apart, a step of as many tokens as lines has none.
+        let prompts = prompts && self.tells_prompts && !self.divide();
+        let ready = self.lattice.as_ref().and_then(|lattice| lattice.cover(wanted, extents, prompts));
+        ready.unwrap_or_else(|| exactly(wanted, extents, prompts))
     }
 
     /// A bucket of the program that gives what is wanted.

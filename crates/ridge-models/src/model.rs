@@ -6,7 +6,7 @@ use crate::module::{Module, StateGroup};
 use ridge_graph::ops::PagedAttention;
 use ridge_graph::passes::{Activations, fetch_weights, round_activations};
 use ridge_graph::{
-    Arg, Bindings, Builder, Cost, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var,
+    Arg, Bindings, Builder, Cost, DType, Dim, Graph, Op, Result as GraphResult, Role, Shape, Sym, Type, Var,
 };
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
@@ -27,11 +27,22 @@ pub struct BuildOptions {
     pub z_loss: f64,
     /// Tokens that the model's prediction module drafts in each step, for speculative decoding; 0 leaves the module out.
     pub drafts: usize,
+    /// Is attention over a cache told which tokens are of a prompt
+    /// ([`PagedAttention::prompt_lengths`](ridge_graph::ops::PagedAttention::prompt_lengths))?
+    pub prompt_lengths: bool,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None, z_loss: 0.0, drafts: 0 }
+        Self {
+            activations: DType::F32,
+            cache: DType::F32,
+            block_size: 16,
+            context: None,
+            z_loss: 0.0,
+            drafts: 0,
+            prompt_lengths: false,
+        }
     }
 }
 
@@ -70,6 +81,15 @@ impl Model {
         round_activations(&mut other, answers);
         self.answers = (other != self.graph).then_some(other);
         self.drafts.iter_mut().for_each(|graph| round_activations(graph, answers));
+    }
+
+    /// Is attention told which tokens are of a prompt, as [`BuildOptions::prompt_lengths`] asks?
+    pub fn attends_by_prompt(&self) -> bool {
+        let told = |op: &Op| match op {
+            Op::Composite(op) => op.downcast::<PagedAttention>().is_some_and(|op| op.prompt_lengths),
+            _ => false,
+        };
+        self.graph.functions.iter().flat_map(|function| &function.nodes).any(|node| told(&node.op))
     }
 
     /// Makes steps copy the weights of these names, which are kept in memory of the host, ahead of their use where they
@@ -339,8 +359,16 @@ pub(crate) fn attend_cached(
     let table = block_table(g, op.window)?;
     let cache = write_cache(g, KV, new, op.window, options)?;
     let (kv, scales) = (cache[0], &cache[1..]);
-    g.attention_with([q, kv, table, step.seq_ids, positions], &[scales, of_heads].concat(), op)
+    let mut more = [scales, of_heads].concat();
+    if options.prompt_lengths {
+        more.push(g.step_input(PROMPT_LENGTHS, Type::tensor(DType::I32, [&Dim::sym(symbols::SEQS)]))?);
+    }
+    let op = PagedAttention { prompt_lengths: options.prompt_lengths, ..op };
+    g.attention_with([q, kv, table, step.seq_ids, positions], &more, op)
 }
+
+/// The step input with the number of tokens of each row's prompt, i32 `[seqs]`.
+pub(crate) const PROMPT_LENGTHS: &str = "prompt_lengths";
 
 /// Symbols that the cost of attention is told in: (query, key) pairs, and tokens read from the cache. Those within a
 /// window are fewer, and have symbols of their own.

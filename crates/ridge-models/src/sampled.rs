@@ -3,7 +3,7 @@
 use ridge_graph::ops::SampleToken;
 use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Type, Var};
 
-use crate::model::{BuildOptions, HISTORY, LAST_HIDDEN, StepInputs, history_type, symbols};
+use crate::model::{BuildOptions, HISTORY, LAST_HIDDEN, PROMPT_LENGTHS, StepInputs, history_type, symbols};
 
 /// Ends a decoder's graph from its last hidden states `[tokens, hidden]`, with the outputs that compilation chooses
 /// from:
@@ -78,7 +78,7 @@ pub(crate) fn sample(g: &mut Builder, logits: Var, lengths: Var) -> GraphResult<
 fn adjust(g: &mut Builder, logits: Var, said: [Var; 3]) -> GraphResult<Var> {
     let seqs = Dim::sym(symbols::SEQS);
     let mut row = |name: &str, dtype| g.step_input(name, Type::tensor(dtype, [&seqs]));
-    let prompts = row("prompt_lengths", DType::I32)?;
+    let prompts = row(PROMPT_LENGTHS, DType::I32)?;
     let penalties = [
         row("repetition_penalty", DType::F32)?,
         row("frequency_penalty", DType::F32)?,

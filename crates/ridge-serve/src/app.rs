@@ -73,6 +73,8 @@ pub struct ServeOptions {
     /// The notation of tool calls, one of [`tool_call_parsers`](crate::tool_call_parsers); `None` detects it from the chat
     /// template.
     pub tool_call_parser: Option<String>,
+    /// Was the model placed to give the same bits whatever else runs? Only reported, in `system_fingerprint` and metrics.
+    pub deterministic: bool,
 }
 
 impl Default for ServeOptions {
@@ -92,6 +94,7 @@ impl Default for ServeOptions {
             log_prompts: false,
             prefixes_by_key: false,
             tool_call_parser: None,
+            deterministic: false,
         }
     }
 }

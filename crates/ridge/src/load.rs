@@ -329,8 +329,14 @@ fn place(
     if run.drafts > 0 && !config.predicts() {
         return Err(Error::NoPredictions { family: config.model_type() });
     }
-    let options =
-        BuildOptions { context: Some(run.context), drafts: run.drafts, ..numbers.options(config.torch_dtype) };
+    let device = OpenDevice::open(&run.placement)?;
+    let options = BuildOptions {
+        context: Some(run.context),
+        drafts: run.drafts,
+        // The CPU computes tokens of prompts and of answers alike.
+        prompt_lengths: run.placement.deterministic && !device.is_cpu(),
+        ..numbers.options(config.torch_dtype)
+    };
     let source = weights_for(files, config, run.random_weights, &options)?;
     let mut model = config.build(&options)?;
     model.store(&source, numbers.format.as_ref())?;
@@ -345,7 +351,6 @@ fn place(
     if let Some(axis) = run.placement.tensor_parallel.axis() {
         model.cut(config, &axis)?;
     }
-    let device = OpenDevice::open(&run.placement)?;
     let (prompts, answers) = rounding(numbers, model.activations, device.is_cpu());
     model.take_activations(prompts, answers);
     Ok(PlacedModel { source, model, device })
@@ -425,85 +430,4 @@ pub fn estimate_memory(
 }
 
 #[cfg(test)]
-mod tests {
-    use ridge_engine::{Request, Sampling};
-    use ridge_runtime::MemoryOwner;
-
-    use super::*;
-    use crate::host_weights::tests::config_text;
-    use crate::placement::Device;
-
-    const CONTEXT: usize = 128;
-
-    #[test]
-    fn a_gpu_of_limited_memory_stays_within_it_and_gives_the_same_tokens() {
-        let limited = |gpu_memory| Placement { gpu_memory, ..Device::Cuda(0).into() };
-        if let Err(why) = OpenDevice::open(&limited(None)) {
-            ridge_testing::skip!("{why}");
-        }
-        let files = ModelFiles::of_text("a mixture of experts", &config_text());
-        let config = files.config().unwrap();
-        let numbers = NumberSettings { dtype: Some(DType::BF16), ..NumberSettings::default() };
-        let options = EngineOptions { context: CONTEXT, sequences: 1, chunk: 64, blocks: None };
-        let cached = CacheSize::Engine(options);
-        let workspace = |model: &Decoder, backend: &dyn Backend| {
-            let largest = StepExtents { tokens: 64, sequences: 1, context: CONTEXT, candidates: 0 };
-            engine_bytes(model, backend, EnginePrograms::Sampling, largest)
-        };
-        let run = |placement| RunSettings {
-            placement,
-            context: CONTEXT,
-            prompt: 64,
-            chunk: 64,
-            random_weights: true,
-            drafts: 0,
-        };
-        let whole =
-            estimate_memory(&files, &config, &numbers, &run(limited(None)), cached, workspace, &mut ()).unwrap();
-        let limit = Bytes(whole.weights.0 / 4 * 3 + whole.cache.0 + whole.workspace.0);
-        let tokens = |placement: Placement| {
-            let limit = placement.gpu_memory;
-            let loaded = load_model(&files, &config, &numbers, &run(placement), cached, workspace, &mut ()).unwrap();
-            let backend = std::sync::Arc::clone(loaded.session.backend());
-            let mut engine = Engine::new(loaded.session, &loaded.model, options).unwrap();
-            let prompt = (1..50).collect();
-            let request = Request { prompt, sampling: Sampling::GREEDY, max_tokens: 30, stop_tokens: Vec::new() };
-            let generated = engine.generate(&request, |_| std::ops::ControlFlow::Continue(())).unwrap();
-            let live = backend.memory().live;
-            assert_eq!(live.get(MemoryOwner::HostWeights) as u64, loaded.on_host.bytes.0);
-            if let Some(limit) = limit {
-                assert!(
-                    loaded.on_host.bytes.0 > 0 && live.on_device() as u64 <= limit.0,
-                    "{} of {limit}",
-                    live.on_device()
-                );
-            }
-            generated.tokens
-        };
-        assert_eq!(tokens(limited(Some(limit))), tokens(limited(None)));
-    }
-
-    #[test]
-    fn drafts_compile_for_a_gpu_and_are_counted() {
-        let gpu = ridge_cuda::PlannedGpu::new(ridge_hw::spec::DeviceSpec::find("H100").unwrap()).unwrap();
-        let largest = StepExtents { tokens: 32, sequences: 4, context: CONTEXT, candidates: 0 };
-        for family in ["glm4_moe", "deepseek_v3", "deepseek_v32"] {
-            let folder =
-                std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/prediction").join(family);
-            let files = ModelFiles::open(Some(&folder)).unwrap();
-            let config = files.config().unwrap();
-            let bytes = |drafts| {
-                let options =
-                    BuildOptions { activations: DType::BF16, cache: DType::BF16, drafts, ..BuildOptions::default() };
-                let mut model = config.build(&options).unwrap();
-                model.store(&WeightSource::Random(DType::BF16), None).unwrap();
-                let cache = cache_bytes(&model, CacheSize::Tokens(CONTEXT));
-                (engine_bytes(&model, &gpu, EnginePrograms::All, largest).unwrap(), cache)
-            };
-            let ((plain, cache), (drafting, larger)) = (bytes(0), bytes(2));
-            assert!(drafting > plain, "{family}: {drafting} and {plain}");
-            // A layer more.
-            assert_eq!(larger.0 - cache.0, (cache.0 - 4 * CONTEXT as u64) / 2, "{family}");
-        }
-    }
-}
+mod tests;

@@ -70,6 +70,10 @@ pub struct Placement {
     /// Maximum number of bytes to allocate on each GPU. Weights for which that is not enough are kept in memory of the host,
     /// where the GPU reads them at the rate of its link. `None` for all memory that is free, and no weights on the host.
     pub gpu_memory: Option<Bytes>,
+    /// Must the tokens and log-probabilities of a request be the same to the bit, whatever other requests run, however its prompt is
+    /// divided into chunks, and whether parts of it are in the cache? On the CPU they always are; on a GPU kernels are chosen
+    /// for it, which not all models have.
+    pub deterministic: bool,
 }
 
 /// Over how many ranks each layer of a model is cut, and where they are.
@@ -223,6 +227,10 @@ impl OpenDevice {
     fn cuda(ordinal: usize, placement: &Placement) -> Result<Self> {
         let options = match &placement.tensor_parallel {
             TensorParallel::None | TensorParallel::Here(0 | 1) => CudaOptions { ordinal, ..CudaOptions::default() },
+            TensorParallel::Processes(_) if placement.deterministic => {
+                let why = "--deterministic runs on one GPU: sums over GPUs have an order that depends on their size; leave --tp out";
+                return Err(Error::Device { device: format!("cuda:{ordinal}"), why: why.to_owned() });
+            }
             TensorParallel::Processes(cluster) => {
                 let mesh = HashMap::from([(AXIS.to_owned(), cluster.group())]);
                 CudaOptions { ordinal: ordinal + cluster.local(), mesh, ..CudaOptions::default() }
@@ -236,7 +244,7 @@ impl OpenDevice {
             }
         };
         let memory_limit = placement.gpu_memory.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX));
-        let cuda = Cuda::new(CudaOptions { memory_limit, ..options })?;
+        let cuda = Cuda::new(CudaOptions { memory_limit, deterministic: placement.deterministic, ..options })?;
         Ok(Self {
             name: cuda.gpu().to_owned(),
             threads: None,

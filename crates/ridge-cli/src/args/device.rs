@@ -49,11 +49,21 @@ pub(crate) struct LimitedDeviceArgs {
     /// first, and are read over the host link [default: all free memory, and no weights on the host]
     #[arg(long, value_name = "SIZE", value_parser = gpu_memory, help_heading = "Running")]
     gpu_memory: Option<Bytes>,
+
+    /// Make the tokens and log-probabilities of a request the same to the bit, whatever other requests run, however its prompt is
+    /// divided, and whether parts of it are cached. Always so on the CPU; slower on a GPU, which takes models of bf16 or f16 weights
+    #[arg(long, help_heading = "Running")]
+    deterministic: bool,
 }
 
 impl LimitedDeviceArgs {
     pub(crate) fn placement(&self) -> Placement {
-        Placement { gpu_memory: self.gpu_memory, ..self.device.placement() }
+        Placement { gpu_memory: self.gpu_memory, deterministic: self.deterministic, ..self.device.placement() }
+    }
+
+    /// Whether `--deterministic` was given.
+    pub(crate) fn deterministic(&self) -> bool {
+        self.deterministic
     }
 }
 

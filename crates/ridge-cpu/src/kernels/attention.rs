@@ -40,12 +40,12 @@ use crate::scratch::Scratch;
 use crate::simd;
 use kernel::{AttentionKernel, TOKENS};
 
-pub(super) fn entries() -> [KernelEntry; 7] {
+pub(super) fn entries() -> [KernelEntry; 8] {
     [
         KernelEntry::new("attention", "attention(q, kv, block_table, seq_ids, positions)", |_| true, make),
         KernelEntry::new(
             "attention_codes",
-            // Scales of a cache of codes, or slopes or sinks.
+            // Scales of a cache of codes, or slopes, sinks or lengths of prompts, which tokens are computed alike for.
             "attention(q, kv, block_table, seq_ids, positions, scales)",
             |_| true,
             make,
@@ -53,6 +53,12 @@ pub(super) fn entries() -> [KernelEntry; 7] {
         KernelEntry::new(
             "attention_codes_heads",
             "attention(q, kv, block_table, seq_ids, positions, scales, heads)",
+            |_| true,
+            make,
+        ),
+        KernelEntry::new(
+            "attention_codes_heads_prompts",
+            "attention(q, kv, block_table, seq_ids, positions, scales, heads, prompt_lengths)",
             |_| true,
             make,
         ),
@@ -86,7 +92,8 @@ pub(super) fn entries() -> [KernelEntry; 7] {
 fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
     let [q, kv, table, ..] = &spec.inputs[..] else { return Err("attention takes five inputs".into()) };
-    let scaled = spec.inputs.len() > 5 + usize::from(op.slopes) + usize::from(op.sinks);
+    let others = [op.slopes, op.sinks, op.prompt_lengths].map(usize::from).iter().sum::<usize>();
+    let scaled = spec.inputs.len() > 5 + others;
     // Single tokens leave more pieces to a few tokens, which rarely are of one sequence.
     let together = if q.shape[0] > TOKENS { TOKENS } else { 1 };
     #[cfg(target_arch = "x86_64")]

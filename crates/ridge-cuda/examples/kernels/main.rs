@@ -73,8 +73,15 @@ fn main() -> ExitCode {
 
 /// The kernels of every sample of every op, and of the sizes that tests hold kernels to, once each.
 fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
-    let registry = CudaKernelRegistry::builtin();
     let mut seen = HashSet::new();
+    for registry in [CudaKernelRegistry::builtin(), CudaKernelRegistry::builtin().deterministic()] {
+        add_instances(&registry, &mut seen)?;
+    }
+    Ok(seen.into_iter().collect())
+}
+
+/// Those that this registry chooses.
+fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSource>>) -> Result<(), String> {
     for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
         for (name, sample) in all_samples(dtype, 11) {
             let graph = sample.graph().map_err(|e| format!("{name}: {e}"))?;
@@ -82,7 +89,7 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
             let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
             let lowered =
                 ridge_runtime::lower(&graph, &outputs, &registry.claims()).map_err(|e| format!("{name}: {e}"))?;
-            seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
+            seen.extend(sources(registry, &lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
         }
     }
     let cases = [
@@ -105,22 +112,22 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
         let lowered = ridge_runtime::lower(&case.graph, &outputs, &registry.claims());
         let lowered = lowered.map_err(|e| format!("{}, {}: {e}", case.kernel, case.what))?;
-        seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
+        seen.extend(sources(registry, &lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
     }
     for graph in views::graphs().map_err(|e| e.to_string())? {
         let outputs: Vec<&str> = graph.main().outputs.iter().map(|o| &*o.name).collect();
         let lowered = ridge_runtime::lower(&graph, &outputs, &registry.claims()).map_err(|e| e.to_string())?;
-        seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("views: {e}"))?);
+        seen.extend(sources(registry, &lowered, &Bindings::new()).map_err(|e| format!("views: {e}"))?);
     }
     for dtype in [DType::BF16, DType::F16] {
         for graph in large_products(dtype).map_err(|e| e.to_string())? {
             let lowered = ridge_runtime::lower(&graph, &["y"], &registry.claims()).map_err(|e| e.to_string())?;
             seen.extend(
-                sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("a product in {dtype}: {e}"))?,
+                sources(registry, &lowered, &Bindings::new()).map_err(|e| format!("a product in {dtype}: {e}"))?,
             );
         }
     }
-    Ok(seen.into_iter().collect())
+    Ok(())
 }
 
 /// Products beyond what samples have, alone and with what follows them.

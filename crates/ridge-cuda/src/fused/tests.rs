@@ -112,6 +112,7 @@ fn of_body(mut body: Function, what: &str, rng: &mut Rng, seen: &mut HashSet<Str
         inputs: body.args.iter().map(|arg| operand(&arg.ty)).collect(),
         outputs: body.outputs.iter().map(|o| operand(body.ty(o.var))).collect(),
         bindings: &bindings,
+        deterministic: false,
     };
     let kernel = make(&spec).unwrap_or_else(|why| panic!("{what}: {why}"));
     let DeviceAction::Launch { source, grid, args, .. } = kernel.actions.first()? else { return None };
@@ -270,6 +271,7 @@ fn launch(graph: &Graph, bindings: &Bindings) -> (String, u32, u32) {
         inputs: body.args.iter().map(|arg| operand(&arg.ty)).collect(),
         outputs: body.outputs.iter().map(|o| operand(body.ty(o.var))).collect(),
         bindings,
+        deterministic: false,
     };
     match make(&spec).expect("a kernel").actions.pop() {
         Some(DeviceAction::Launch { source, grid, threads, .. }) => (source.own_text(), grid[0], threads),

@@ -22,6 +22,7 @@ fn only_what_the_kernel_takes_is_chosen_among() {
         sides: vec![side(512, 0)],
         after: Epilogue::Nothing,
         scales: None,
+        deterministic: false,
     };
     let with = |change: &dyn Fn(&mut GemmProblem)| {
         let mut other = of.clone();
@@ -32,14 +33,23 @@ fn only_what_the_kernel_takes_is_chosen_among() {
     assert!(with(&|p| p.sides = vec![side(512, 0), side(256, 1), side(8, 2)]));
     assert!(!with(&|p| p.sides = vec![side(512, 0); 4]), "too many right sides");
     assert!(!with(&|p| p.rows = 8), "too little");
+    assert!(with(&|p| (p.rows, p.deterministic) = (1, true)), "the number of rows chooses no other sums");
     assert!(!with(&|p| p.sides[0].columns = 516) && !with(&|p| p.depth = 516), "unaligned");
     assert!(!with(&|p| (p.operands, p.result) = (DType::F32, DType::F32)));
     let add = Epilogue::Add((OperandSlot::Input(2), 0));
     assert!(!with(&|p| (p.result, p.after) = (DType::F32, add)));
     assert!(
-        TILINGS.iter().chain(&CODE_TILINGS).chain(&BLOCK_TILINGS).all(|t| t.shared() <= 227 << 10),
+        TILINGS
+            .iter()
+            .chain(&CODE_TILINGS)
+            .chain(&BLOCK_TILINGS)
+            .chain(&NARROW_TILINGS)
+            .all(|t| t.shared(t.rows()) <= 227 << 10),
         "a ring is larger than shared memory"
     );
+    for (columns, held) in FEW_COLUMNS.into_iter().flat_map(|columns| [8, 16, 32].map(|held| (columns, held))) {
+        assert!(Tiling::of_few(columns, held).shared(held) <= 112 << 10, "two blocks do not fit a multiprocessor");
+    }
 }
 
 /// A Hopper GPU, or why there is none.
@@ -61,11 +71,16 @@ fn every_tiling_makes_the_product_and_what_follows() {
     };
     let after =
         [Epilogue::Nothing, Epilogue::Add((OperandSlot::Input(2), 0)), Epilogue::Swiglu((OperandSlot::Input(2), 0))];
-    for (rows, columns, depth) in [(300, 1000, 776), (17, 8, 8200), (129, 4096, 136), (1500, 1288, 264)] {
+    for (rows, columns, depth) in
+        [(300, 1000, 776), (17, 8, 8200), (129, 4096, 136), (1500, 1288, 264), (1, 4104, 776), (12, 1000, 1032)]
+    {
         for (operands, result) in [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::BF16, DType::F32)] {
             for after in after.into_iter().filter(|a| result != DType::F32 || *a == Epilogue::Nothing) {
                 let (x, sides) = ((OperandSlot::Input(0), 0), vec![side(columns, 0)]);
-                holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales: None });
+                let of =
+                    GemmProblem { rows, depth, operands, result, x, sides, after, scales: None, deterministic: false };
+                holds(&device, &of);
+                holds(&device, &GemmProblem { deterministic: true, ..of });
             }
         }
     }
@@ -78,11 +93,14 @@ fn every_tiling_makes_several_products_of_one_left_side() {
         Ok(device) => device,
         Err(why) => ridge_testing::skip!("{why}"),
     };
-    for rows in [17, 40, 130] {
+    for rows in [1, 9, 17, 40, 130] {
         for sides in [vec![side(1000, 0), side(136, 1)], vec![side(264, 0), side(8, 1), side(520, 2)]] {
             let (operands, result) = (DType::BF16, DType::BF16);
             let (x, after) = ((OperandSlot::Input(0), 0), Epilogue::Nothing);
-            holds(&device, &GemmProblem { rows, depth: 776, operands, result, x, sides, after, scales: None });
+            let of =
+                GemmProblem { rows, depth: 776, operands, result, x, sides, after, scales: None, deterministic: false };
+            holds(&device, &of);
+            holds(&device, &GemmProblem { deterministic: true, ..of });
         }
     }
 }
@@ -118,7 +136,11 @@ fn every_tiling_of_codes_makes_the_product_and_what_follows() {
                     let scales = Some(GemmCodeScales { in_blocks, x: at(0), sides: of_sides, biases });
                     let (result, x) = (DType::BF16, (OperandSlot::Input(0), 0));
                     let sides = sides.clone();
-                    holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after, scales });
+                    let deterministic = false;
+                    holds(
+                        &device,
+                        &GemmProblem { rows, depth, operands, result, x, sides, after, scales, deterministic },
+                    );
                 }
             }
         }
@@ -211,11 +233,17 @@ fn holds(device: &CudaDevice, of: &GemmProblem) {
         };
         (0..depth).map(term).sum()
     };
+    let mut bits: Option<Vec<Vec<u8>>> = None;
     for tiling in of.tilings().filter(|tiling| of.takes(*tiling)) {
         for y in &outputs {
             device.queue().expect("enters").fill(y, 0xff, y.bytes()).expect("fills");
         }
         device.run(&[of.launch(tiling)], &address).expect("runs");
+        if of.deterministic {
+            let these = outputs.iter().map(|y| device.download(y).expect("copies")).collect();
+            assert!(bits.as_ref().is_none_or(|bits| *bits == these), "{of:?}, {tiling:?}: other bits");
+            bits = Some(these);
+        }
         for (i, (side, y)) in of.sides.iter().zip(&outputs).enumerate() {
             let columns = side.columns;
             let got = Tensor::from_bytes(result, &[rows, columns], &device.download(y).expect("copies"));

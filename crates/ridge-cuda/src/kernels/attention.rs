@@ -3,16 +3,19 @@
 //! `kernels/attention_latent.cu` is for caches of latents on Hopper, and `kernels/attention.cu` for any dtype and head size.
 
 mod latent;
+mod one_order;
+pub(super) mod patterns;
 mod tokens;
 
-use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
-use ridge_graph::{DType, Function, Sym};
+use std::sync::Arc;
 
-use super::entry::CudaKernelEntry;
+use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
+use ridge_graph::{DType, Sym};
+
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, composite,
-    grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
+    name, numbers, output,
 };
 
 pub(super) const ATTENTION: KernelText<'_> =
@@ -41,79 +44,6 @@ pub(super) const TILES: KernelText<'_> = KernelText::new(concat!(
 ))
 .with_tiles()
 .early_launch();
-
-pub(super) fn entries() -> Vec<CudaKernelEntry> {
-    let entry = CudaKernelEntry::new;
-    let entries = [
-        entry("attention", "attention(q, kv, block_table, seq_ids, positions)", |body| supports(body, 1, false), make),
-        entry(
-            "rope_attention",
-            "attention(rope(q, positions), kv, block_table, seq_ids, positions)",
-            |body| supports(body, 2, false),
-            make,
-        ),
-        entry(
-            "norm_rope_attention",
-            "attention(rope(rms_norm(q, w), positions), kv, block_table, seq_ids, positions)",
-            |body| supports(body, 3, false),
-            make,
-        ),
-        entry(
-            "attention_sinks",
-            "attention(q, kv, block_table, seq_ids, positions, sinks)",
-            |body| supports(body, 1, true),
-            make,
-        ),
-        entry(
-            "rope_attention_sinks",
-            "attention(rope(q, positions), kv, block_table, seq_ids, positions, sinks)",
-            |body| supports(body, 2, true),
-            make,
-        ),
-        entry(
-            "attention_codes",
-            "attention(q, kv, block_table, seq_ids, positions, scales)",
-            |body| supports(body, 1, false),
-            make,
-        ),
-        entry(
-            "rope_attention_codes",
-            "attention(rope(q, positions), kv, block_table, seq_ids, positions, scales)",
-            |body| supports(body, 2, false),
-            make,
-        ),
-        entry(
-            "norm_rope_attention_codes",
-            "attention(rope(rms_norm(q, w), positions), kv, block_table, seq_ids, positions, scales)",
-            |body| supports(body, 3, false),
-            make,
-        ),
-        entry(
-            "attention_codes_sinks",
-            "attention(q, kv, block_table, seq_ids, positions, scales, sinks)",
-            |body| supports(body, 1, true),
-            make,
-        ),
-        entry(
-            "rope_attention_codes_sinks",
-            "attention(rope(q, positions), kv, block_table, seq_ids, positions, scales, sinks)",
-            |body| supports(body, 2, true),
-            make,
-        ),
-    ];
-    // Contexts are cut into a number of spans that the bucket's extents give.
-    entries.map(CudaKernelEntry::numerics_by_extents).into()
-}
-
-/// What a block holds of its heads fits into shared memory; `sinks` says whether there are such, behind the scales.
-fn supports(body: &Function, kv: usize, sinks: bool) -> bool {
-    // Chunks have no kernel yet, nor have slopes, which are a further input.
-    let plain = composite::<PagedAttention>(body).is_some_and(|op| !op.chunked && !op.slopes && op.sinks == sinks);
-    let kv = &body.args[kv].ty.shape.0;
-    plain
-        && kv[2].as_const().is_some_and(|heads| heads > 0)
-        && kv[4].as_const().is_some_and(|dim| (1..=MOST).contains(&dim))
-}
 
 /// Elements of the widest heads: those that [`LATENT`] has room for.
 pub(super) const MOST: usize = 640;
@@ -149,6 +79,26 @@ const SHARED_BYTES: usize = 228 << 10;
 const BLOCK_OVERHEAD: usize = 3 << 10;
 /// Stages of a warp's ring in the decode kernel.
 const DECODE_STAGES: usize = 2;
+
+/// Which tokens of a step a kernel takes, or leaves to the kernel of single tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    /// Those in runs of fewer tokens of a sequence; all of them, or none, where this is 0.
+    Runs(usize),
+    /// Those behind their sequence's prompt, whose lengths are the last input.
+    Generated,
+}
+
+impl Apart {
+    /// What `kernels/runs.cuh` takes.
+    fn defines(self) -> [(&'static str, String); 2] {
+        let (few, prompts) = match self {
+            Self::Runs(few) => (few, "0"),
+            Self::Generated => (0, "1"),
+        };
+        [("FEW", few.to_string()), ("PROMPTS", prompts.to_owned())]
+    }
+}
 
 /// The architecture of the prompt kernel, and the positions of a tile: `COLUMNS` of its text.
 pub(super) const PROMPT_ARCH: &str = "sm_90a";
@@ -198,6 +148,11 @@ impl AttentionCall<'_> {
         ]
     }
 
+    /// The lengths of prompts, the last input, where the tokens behind them are taken apart.
+    fn prompts(&self, apart: Apart) -> Option<LaunchArg> {
+        (apart == Apart::Generated).then(|| input(self.first + 4 + self.more()))
+    }
+
     /// Inputs behind the positions: scales and sinks, if there are such.
     fn more(&self) -> usize {
         usize::from(self.coded) + usize::from(self.op.sinks)
@@ -205,8 +160,21 @@ impl AttentionCall<'_> {
 
     /// q, then cache, block table, rows of it, positions, and what is behind them.
     fn inputs(&self, q: OperandSlot) -> Vec<LaunchArg> {
-        let inputs = self.first..self.first + 4 + self.more();
-        std::iter::once(LaunchArg::Pointer(q, 0)).chain(inputs.map(input)).collect()
+        self.inputs_from(q, 0)
+    }
+
+    /// The same from a token on.
+    fn inputs_from(&self, q: OperandSlot, token: usize) -> Vec<LaunchArg> {
+        let inputs = (0..4 + self.more()).map(|nth| {
+            let of_token = if matches!(nth, 2 | 3) { DType::I32.size_bytes() } else { 0 };
+            LaunchArg::Pointer(OperandSlot::Input(self.first + nth), token * of_token)
+        });
+        std::iter::once(LaunchArg::Pointer(q, token * self.row_bytes())).chain(inputs).collect()
+    }
+
+    /// Bytes of the heads of a token.
+    fn row_bytes(&self) -> usize {
+        self.heads * self.dim * self.dtype.size_bytes()
     }
 
     /// q rotated to scratch memory, once rather than by each block that meets it, and where it is then; q itself without a
@@ -224,11 +192,10 @@ impl AttentionCall<'_> {
     fn tiles(&self, spec: &CudaKernelSpec<'_>, mixed: bool) -> Result<CudaKernel, String> {
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         let (mut kernel, q) = self.rotated(spec)?;
-        let few = if mixed { MANY } else { 0 };
         let mut args = self.inputs(q);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
         let mut defines = self.defines();
-        defines.push(("FEW", few.to_string()));
+        defines.extend(Apart::Runs(if mixed { MANY } else { 0 }).defines());
         let source = source("attention_tiles", &defines, &TILES);
         let mut tiles = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
         set_shared(&mut tiles, 2 * 2 * COLUMNS * self.dim * 2);
@@ -241,10 +208,28 @@ impl AttentionCall<'_> {
 
     /// `kernel` of tiles, and the tokens that it leaves out, each for itself.
     fn and_singles(&self, spec: &CudaKernelSpec<'_>, q: OperandSlot, kernel: &mut CudaKernel) -> Result<(), String> {
-        let singles = self.decode(spec, q, None, kernel.scratch, MANY)?;
+        let singles = self.decode(spec, (q, None), kernel.scratch, Apart::Runs(MANY), 0)?;
         kernel.actions.extend(singles.actions);
         kernel.scratch = singles.scratch;
         Ok(())
+    }
+
+    /// Is it a step of single tokens? One that gives as many rows of logits as it has tokens is.
+    fn is_of_singles(&self, spec: &CudaKernelSpec<'_>) -> bool {
+        spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= self.tokens)
+    }
+
+    /// Do the kernels on tensor cores take heads of this dtype?
+    fn on_cores(&self) -> bool {
+        self.sides == 2
+            && self.op.scale > 0.0
+            && matches!(self.dtype, DType::BF16 | DType::F16)
+            && (self.coded || self.cache == self.dtype)
+    }
+
+    /// Are rows of the cache few enough for their numbers of 32 bits?
+    fn is_numbered(&self) -> bool {
+        self.blocks * 2 * self.keys * self.block <= i32::MAX as usize
     }
 
     /// Does the prompt kernel take this cache?
@@ -259,7 +244,17 @@ impl AttentionCall<'_> {
     /// in the step each for themselves.
     fn prompt(&self, spec: &CudaKernelSpec<'_>, mixed: bool) -> Result<CudaKernel, String> {
         let (mut kernel, q) = self.rotated(spec)?;
-        let few = if mixed { MANY } else { 0 };
+        let tiles = self.prompt_tiles(q, Apart::Runs(if mixed { MANY } else { 0 }))?;
+        kernel.actions.extend(tiles.actions);
+        if mixed {
+            self.and_singles(spec, q, &mut kernel)?;
+        }
+        Ok(kernel)
+    }
+
+    /// The launch on Hopper's tensor cores, a tile of tokens at a time, without the tokens that are taken `apart`; q, rotated, is at
+    /// `q`.
+    fn prompt_tiles(&self, q: OperandSlot, apart: Apart) -> Result<CudaKernel, String> {
         // Short rows leave registers for a third warpgroup, whose softmax hides more of the products, where scores are plain.
         let plain = self.op.window.is_none() && self.op.softcap.is_none();
         let (consumers, stages) = match (self.dim, plain) {
@@ -272,10 +267,10 @@ impl AttentionCall<'_> {
         defines.extend([
             ("PAGED", "1".into()),
             ("LSE", "0".into()),
-            ("FEW", few.to_string()),
             ("CONSUMERS", consumers.to_string()),
             ("STAGES", stages.to_string()),
         ]);
+        defines.extend(apart.defines());
         let q_rows = LaunchArg::Matrix {
             at: (q, 0),
             dtype: self.dtype,
@@ -290,6 +285,7 @@ impl AttentionCall<'_> {
         };
         let mut args = vec![q_rows, cache];
         args.extend((self.first + 1..self.first + 4 + usize::from(self.op.sinks)).map(input));
+        args.extend(self.prompts(apart));
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
         let items = self.tokens.div_ceil(rows) * self.heads;
@@ -297,35 +293,32 @@ impl AttentionCall<'_> {
         let mut tiles = grid(source, [items, 1, 1], 128 * (consumers as u32 + 1), args)?;
         // Two tiles of q, the rings of keys and values, and room to align them.
         set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024);
-        kernel.actions.extend(tiles.actions);
-        if mixed {
-            self.and_singles(spec, q, &mut kernel)?;
-        }
-        Ok(kernel)
+        Ok(tiles)
     }
 
-    /// On tensor cores, every token for itself.
-    fn decode_all(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    /// On tensor cores, every token for itself, in spans of so many positions; see [`AttentionCall::decode`].
+    fn decode_all(&self, spec: &CudaKernelSpec<'_>, span: usize) -> Result<CudaKernel, String> {
         // The widest heads leave no registers for a rotation on the way.
         if self.dim <= 192 {
-            return self.decode(spec, OperandSlot::Input(0), self.rope, 0, 0);
+            return self.decode(spec, (OperandSlot::Input(0), self.rope), 0, Apart::Runs(0), span);
         }
         let (mut kernel, q) = self.rotated(spec)?;
-        let decode = self.decode(spec, q, None, kernel.scratch, 0)?;
+        let decode = self.decode(spec, (q, None), kernel.scratch, Apart::Runs(0), span)?;
         kernel.actions.extend(decode.actions);
         kernel.scratch = decode.scratch;
         Ok(kernel)
     }
 
-    /// On tensor cores, each token for itself: those of runs of fewer than `few` tokens of a sequence, or all where `few` is 0.
-    /// q is rotated by `rope` on the way, after its norm. Scratch memory is taken behind the first `used` bytes.
+    /// On tensor cores, each token for itself of those that are taken `apart`.
+    /// q is rotated by `rope` on the way, after its norm. Scratch memory is taken behind the first `used` bytes. With `span` a token's
+    /// sums have the order of spans of so many positions; without, one that the other tokens of the step decide as well.
     fn decode(
         &self,
         spec: &CudaKernelSpec<'_>,
-        q: OperandSlot,
-        rope: Option<&Rope>,
+        (q, rope): (OperandSlot, Option<&Rope>),
         used: usize,
-        few: usize,
+        apart: Apart,
+        span: usize,
     ) -> Result<CudaKernel, String> {
         if self.tokens == 0 {
             return Ok(CudaKernel::default());
@@ -344,12 +337,15 @@ impl AttentionCall<'_> {
         let most = if self.coded { DECODE_BLOCKS_OF_CODES } else { DECODE_BLOCKS };
         let results = (warps * heads * self.dim * 4).max(heads * most * 4);
         let least = if self.coded { DECODE_SHARED_OF_CODES } else { DECODE_SHARED };
-        let shared = (ring.max(results) + (self.tokens + 1) * 4).max(least);
+        let folded = if span > 0 { heads * self.dim * 4 } else { 0 };
+        // So many at a time.
+        let tokens = self.tokens.min(MIXED_TOKENS);
+        let shared = (ring.max(results) + folded + (tokens + 1) * 4).max(least);
         // Few units are cut into fewer pieces.
-        let units = self.tokens * self.keys * share.div_ceil(heads);
+        let units = tokens * self.keys * share.div_ceil(heads);
         // Three fit where tokens are not too many.
         let full = if 3 * (shared + BLOCK_OVERHEAD) <= SHARED_BYTES { most } else { DECODE_BLOCKS };
-        let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { full };
+        let blocks = if apart == Apart::Runs(0) && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { full };
         let mut defines = self.defines();
         defines.extend(rope::rotation(rope));
         let normed = rope.is_some() && self.normed;
@@ -357,24 +353,34 @@ impl AttentionCall<'_> {
         defines.extend(norm.map(|(name, value)| (name, value.to_owned())));
         defines.extend([
             ("HEADS", heads.to_string()),
-            ("FEW", few.to_string()),
+            ("SPAN", span.to_string()),
             ("WARPS", warps.to_string()),
             ("STAGES", stages.to_string()),
             ("MAX_BLOCKS", most.to_string()),
         ]);
+        defines.extend(apart.defines());
         let used = used.next_multiple_of(16);
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, used);
-        let mut args = self.inputs(q);
-        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
+        // Those of `Piece` in the text.
+        let held = if span > 0 { self.pieces_of_spans(units, blocks, span) } else { 2 };
         let counters = LaunchArg::Pointer(OperandSlot::Zeros, 0);
-        args.extend([output(0), scratch, counters, LaunchArg::Float(self.op.scale as f32)]);
-        args.extend(gain);
-        args.push(n);
         let source = source("attention_decode", &defines, &DECODE);
-        let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
+        let mut kernel = CudaKernel::default();
+        for first in (0..self.tokens).step_by(tokens) {
+            let count = tokens.min(self.tokens - first);
+            let mut args = self.inputs_from(q, first);
+            args.extend(self.prompts(apart));
+            let n = numbers(&[count, self.heads, self.columns, self.blocks, held]);
+            let out = LaunchArg::Pointer(OperandSlot::Output(0), first * self.row_bytes());
+            args.extend([out, scratch.clone(), counters.clone(), LaunchArg::Float(self.op.scale as f32)]);
+            args.extend(gain.iter().cloned());
+            args.push(n);
+            let launch = grid(Arc::clone(&source), [blocks, 1, 1], warps as u32 * 32, args)?;
+            kernel.actions.extend(launch.actions);
+        }
         set_shared(&mut kernel, shared);
-        // `Share` of the text: two pieces of every head's maximum, sum and values.
-        kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
+        // Pieces of every head's maximum, sum and values.
+        kernel.scratch = used + blocks * held * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)
     }
 }
@@ -386,7 +392,7 @@ fn spans(across: usize, visible: usize) -> usize {
     ENOUGH.div_ceil(across.max(1)).min(SPANS).min(visible.div_ceil(least)).max(1)
 }
 
-fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> std::sync::Arc<CudaSource> {
+fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> Arc<CudaSource> {
     let defines: Vec<(&str, &str)> = defines.iter().map(|(name, value)| (*name, value.as_str())).collect();
     CudaSource::new(entry, &defines, text)
 }
@@ -401,7 +407,7 @@ impl<'a> AttentionCall<'a> {
         let rope = spec.composite::<Rope>();
         let normed = spec.composite::<RmsNorm>().is_some();
         let first = 1 + usize::from(rope.is_some()) + usize::from(normed);
-        let coded = spec.inputs.len() > first + 4 + usize::from(op.sinks);
+        let coded = spec.inputs.len() > first + 4 + usize::from(op.sinks) + usize::from(op.prompt_lengths);
         let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
         let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
             return Err("q must have three axes and the cache five".into());
@@ -430,30 +436,26 @@ impl<'a> AttentionCall<'a> {
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
     let call = AttentionCall::new(spec, op, None)?;
+    if spec.deterministic {
+        return call.in_one_order(spec);
+    }
     if call.fits_latent() {
         return call.of_tokens(spec);
     }
     let table = &spec.inputs[call.first + 1];
     let (tokens, dim) = (call.tokens, call.dim);
-    let cores = call.sides == 2
-        && op.scale > 0.0
-        && matches!(call.dtype, DType::BF16 | DType::F16)
-        && (call.coded || call.cache == call.dtype);
-    // Rows of the cache are numbered by 32 bits there.
-    let numbered = call.blocks * 2 * call.keys * call.block <= i32::MAX as usize;
+    let (cores, numbered) = (call.on_cores(), call.is_numbered());
     let decodes = |most| cores && dim.is_multiple_of(if call.coded { 64 } else { 16 }) && tokens <= most && numbered;
     let sequences = table.shape[0].max(1);
     let tiled = cores && matches!(dim, 64 | 128);
     let elsewhere = if tiled && tokens >= MANY * sequences {
         call.tiles(spec, false)?
     } else if decodes(DECODE_TOKENS) {
-        call.decode_all(spec)?
+        call.decode_all(spec, 0)?
     } else {
         call.tokens(spec)?
     };
-    // A step that gives as many rows of logits as it has tokens is one of single tokens.
-    let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= tokens);
-    if tokens < MANY || singles || !(tiled && numbered) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
+    if tokens < MANY || call.is_of_singles(spec) || !(tiled && numbered) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
         return Ok(elsewhere);
     }
     if !call.fits_prompt() {

@@ -49,6 +49,16 @@ impl CudaKernelEntry {
         self.offering(move |request| offer(request).map(|offer| Offer { numerics: Numerics::ByExtents, ..offer }))
     }
 
+    /// As [`CudaKernelEntry::numerics_by_extents`], but for a deterministic target, for which `make` takes kernels whose sums have one
+    /// order at all extents.
+    pub(crate) fn numerics_by_extents_unless_deterministic(self) -> Self {
+        let offer = Arc::clone(&self.claim.offer);
+        self.offering(move |request| {
+            let offer = offer(request)?;
+            Some(if request.target.deterministic { offer } else { Offer { numerics: Numerics::ByExtents, ..offer } })
+        })
+    }
+
     /// The kernel for the shapes for which `pays` is true. For others the group is made by the kernels of its parts, which must be
     /// there for any shape.
     pub(crate) fn where_it_pays(self, pays: Pays) -> Self {

@@ -47,7 +47,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         ),
     ];
     // Few rows are streamed, many go by tiles: their sums are in other orders.
-    entries.map(CudaKernelEntry::numerics_by_extents).into()
+    entries.map(CudaKernelEntry::numerics_by_extents_unless_deterministic).into()
 }
 
 /// The depth from which on 16 warps of a block have enough to do.
@@ -263,6 +263,7 @@ impl<'a> LinearCall<'a> {
         let dtype = self.x().dtype;
         matches!(dtype, DType::BF16 | DType::F16)
             && self.weights().iter().all(|w| w.dtype == dtype)
+            && !self.spec.deterministic
             && (1..=MAX_ROWS).contains(&self.rows)
             && self.depth.is_multiple_of(8)
             && self.depth > 0
@@ -356,8 +357,13 @@ impl<'a> LinearCall<'a> {
                 out: (y, result),
                 transposed: (false, true),
                 added: false,
+                deterministic: self.spec.deterministic,
             };
-            let made = product(&of);
+            let mut made = product(&of);
+            if self.biases && of.deterministic {
+                // Alone, as its bias is added behind it.
+                made = MatrixProduct::fastest(&[of], gemm::Epilogue::Nothing, made);
+            }
             let alone = kernel.actions.len();
             kernel.actions.extend(made.actions);
             if self.biases || self.after == LinearEpilogue::Add || (gated && i == 1) {

@@ -74,7 +74,19 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         let of = |slot: OperandSlot| ((slot, first * hidden * size), dtype);
         let (logits, weight) = ((scratch(0), dtype), (weight, dtype));
         let matrix = |rows, width, depth, a, b, out, transposed, added| {
-            product(&MatrixProduct { batches: 1, rows, columns: width, depth, a, b, out, transposed, added }).actions
+            product(&MatrixProduct {
+                batches: 1,
+                rows,
+                columns: width,
+                depth,
+                a,
+                b,
+                out,
+                transposed,
+                added,
+                deterministic: false,
+            })
+            .actions
         };
         kernel.actions.extend(matrix(
             rows,

@@ -53,7 +53,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         ),
     ];
     // The first of equals claims.
-    together.map(CudaKernelEntry::numerics_by_extents).into_iter().chain(alone).collect()
+    alone.into_iter().chain(together).map(CudaKernelEntry::numerics_by_extents).collect()
 }
 
 fn supports(body: &Function) -> bool {
@@ -208,6 +208,7 @@ fn problem(
             sides: scales_of_weights(linears)?,
             biases,
         }),
+        deterministic: false,
     })
 }
 

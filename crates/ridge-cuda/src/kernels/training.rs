@@ -73,6 +73,7 @@ fn input_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
             out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
             transposed: (false, false),
             added: i > 0,
+            deterministic: false,
         });
         kernel.actions.extend(one.actions);
     }
@@ -92,6 +93,7 @@ fn weight_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
         transposed: (true, false),
         added: false,
+        deterministic: false,
     }))
 }
 

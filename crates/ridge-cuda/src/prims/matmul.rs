@@ -19,6 +19,7 @@ const VECTOR_BYTES: usize = 16;
 const TILE: usize = 64;
 
 /// A product of matrices, or of batches of them: `[rows, depth] x [depth, columns]`.
+#[derive(Clone, Copy)]
 pub(crate) struct MatrixProduct {
     pub(crate) batches: usize,
     pub(crate) rows: usize,
@@ -31,6 +32,8 @@ pub(crate) struct MatrixProduct {
     pub(crate) transposed: (bool, bool),
     /// Is it added to what is in `out`?
     pub(crate) added: bool,
+    /// Have the sums one order at all numbers of rows?
+    pub(crate) deterministic: bool,
 }
 
 pub(super) fn matmul(spec: &CudaKernelSpec<'_>, trans_a: bool, trans_b: bool) -> CudaKernel {
@@ -46,6 +49,7 @@ pub(super) fn matmul(spec: &CudaKernelSpec<'_>, trans_a: bool, trans_b: bool) ->
         out: ((OperandSlot::Output(0), 0), out.dtype),
         transposed: (trans_a, trans_b),
         added: false,
+        deterministic: spec.deterministic,
     };
     let made = product(&of);
     MatrixProduct::fastest(&[of], Epilogue::Nothing, made)
@@ -61,12 +65,15 @@ impl MatrixProduct {
                 of.rows == rows && of.depth == depth && of.a == (x, dtype) && of.b.1 == dtype && of.out.1 == result;
             same && of.batches == 1 && of.transposed == (false, true) && !of.added
         };
-        if rows <= 16 || !products.iter().all(takes) {
+        let deterministic = first.deterministic;
+        if (rows <= 16 && !deterministic) || !products.iter().all(takes) {
             return kernel;
         }
         let side = |of: &Self| GemmSide { columns: of.columns, w: of.b.0, y: of.out.0 };
         let sides = products.iter().map(side).collect();
-        gemm::fastest(kernel, &GemmProblem { rows, depth, operands: dtype, result, x, sides, after, scales: None })
+        let problem =
+            GemmProblem { rows, depth, operands: dtype, result, x, sides, after, scales: None, deterministic };
+        if deterministic { gemm::fastest_on_hopper(kernel, &problem) } else { gemm::fastest(kernel, &problem) }
     }
 }
 
@@ -82,6 +89,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         out: (out, ot),
         transposed,
         added,
+        deterministic,
     } = *of;
     let (trans_a, trans_b) = transposed;
     let (a_row, a_depth) = if trans_a { (1, m) } else { (k, 1) };
@@ -89,7 +97,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
     let defines = [("A", name(at)), ("B", name(bt)), ("OUT", name(ot)), ("ADDED", if added { "1" } else { "0" })];
     let mut args: Vec<LaunchArg> =
         [a, b, out].into_iter().map(|(slot, offset)| LaunchArg::Pointer(slot, offset)).collect();
-    let streams = !trans_a && trans_b && (k * bt.size_bytes()).is_multiple_of(VECTOR_BYTES);
+    let streams = !deterministic && !trans_a && trans_b && (k * bt.size_bytes()).is_multiple_of(VECTOR_BYTES);
     if streams && !added && m <= 16 && batches * n < 1 << 31 && at.is_float() && bt.is_float() {
         // Code for the next power of two of rows.
         let rows = m.next_power_of_two().to_string();
@@ -108,7 +116,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         scales: GemmScales::None,
         by_depth: [trans_a, !trans_b],
     };
-    let tensor_cores = at == bt && batches == 1 && shape.fits() && m > 0 && n > 0;
+    let tensor_cores = !deterministic && at == bt && batches == 1 && shape.fits() && m > 0 && n > 0;
     args.push(numbers(&[batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column]));
     let simple =
         blocks(CudaSource::new("matmul", &defines, &MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args);

@@ -9,7 +9,16 @@ use ridge_runtime::Backend;
 /// A GPU with poisoned memory. Without one, reports the running test as skipped and gives `None`, or panics where
 /// `RIDGE_GPU_TESTS` is `required`.
 pub fn gpu() -> Option<Arc<dyn Backend>> {
-    match Cuda::new(CudaOptions { poison: true, ..CudaOptions::default() }) {
+    opened(CudaOptions { poison: true, ..CudaOptions::default() })
+}
+
+/// The same, where a row has the same bits whatever is computed beside it.
+pub fn deterministic_gpu() -> Option<Arc<dyn Backend>> {
+    opened(CudaOptions { poison: true, deterministic: true, ..CudaOptions::default() })
+}
+
+fn opened(options: CudaOptions) -> Option<Arc<dyn Backend>> {
+    match Cuda::new(options) {
         Ok(cuda) => Some(Arc::new(cuda)),
         Err(why) if std::env::var_os("RIDGE_GPU_TESTS").is_some_and(|v| v == "required") => panic!("no GPU: {why}"),
         Err(why) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::gpu;
+use crate::common::{deterministic_gpu, gpu};
 use crate::running::{run, same_bits};
 use ridge_graph::conformance::{all_samples, judge};
 use ridge_graph::sample::Sample;
@@ -53,4 +53,36 @@ fn every_op_conforms_in_f8e4m3() {
 #[test]
 fn every_op_conforms_in_f8e5m2() {
     conforms(DType::F8E5M2);
+}
+
+/// Samples that a deterministic GPU takes, which are most of them.
+fn conforms_deterministically(dtype: DType) {
+    let Some(gpu) = deterministic_gpu() else { return };
+    let samples = all_samples(dtype, 11);
+    let (mut refused, mut failures) = (Vec::new(), Vec::new());
+    for (name, sample) in &samples {
+        match check(&gpu, sample) {
+            Ok(()) => {}
+            Err(why) if why.contains("leave --deterministic out") => refused.push(name.to_string()),
+            Err(why) => failures.push(format!("{name}: {why:.600}")),
+        }
+    }
+    let total = samples.len();
+    refused.dedup();
+    println!("{dtype}: some samples of {} are refused", refused.join(", "));
+    let shown = failures.iter().take(30).map(String::as_str).collect::<Vec<_>>().join("\n");
+    assert!(failures.is_empty(), "{} of {total} samples fail:\n{shown}", failures.len());
+    for op in ["rms_norm", "layer_norm", "swiglu", "rope", "kv_write", "sample_token", "softmax", "embedding"] {
+        assert!(!refused.iter().any(|name| name == op), "{op} is refused");
+    }
+}
+
+#[test]
+fn ops_that_a_deterministic_gpu_takes_conform_in_bf16() {
+    conforms_deterministically(DType::BF16);
+}
+
+#[test]
+fn ops_that_a_deterministic_gpu_takes_conform_in_f16() {
+    conforms_deterministically(DType::F16);
 }

@@ -28,6 +28,7 @@ mod training;
 mod views;
 
 mod conformance;
+mod deterministic;
 mod gemm;
 mod graphs;
 mod kernels;

@@ -262,7 +262,7 @@ impl PendingStep {
                 blocks: from.cache_blocks,
                 ..Extents::default()
             };
-            (run.wanted, run.extents) = programs.serving(Wanted { drafts: true, ..Wanted::default() }, extents);
+            (run.wanted, run.extents) = programs.serving(Wanted { drafts: true, ..Wanted::default() }, extents, false);
             let ready = programs.ready(run.wanted, run.extents)?;
             let slot = ready.steps().stage()?;
             fill(ready, &slot, &[], (&inputs, &run.lines), None);
@@ -309,12 +309,13 @@ impl PendingStep {
         run.tokens.clear();
         let divide = programs.divide();
         // Of the most likely tokens in the places of targets.
-        let mut told = 0;
+        let (mut told, mut prompts) = (0, false);
         let mut inputs = recycled(std::mem::take(&mut self.inputs));
         for (at, row) in rows.iter().enumerate() {
             let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
             let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
             let Some((before, row)) = part(row, border, answer) else { continue };
+            prompts |= sequence.length < sequence.prompt;
             run.parts.push(RowPart {
                 row: at,
                 tokens: row.tokens.len(),
@@ -357,7 +358,7 @@ impl PendingStep {
         }
         extents.top = extents.top.max(told);
         extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);
-        let (wanted, extents) = programs.serving(wanted, extents);
+        let (wanted, extents) = programs.serving(wanted, extents, prompts);
         (run.wanted, run.extents) = (wanted, extents);
         masks(extents, &inputs, &run.lines, &mut run.masks);
         let ready = programs.ready(wanted, extents)?;
@@ -394,7 +395,7 @@ impl PendingStep {
             *place = Some(outcomes.len());
             outcomes.push(nothing(id));
         }
-        let float = f32::from_le_bytes;
+        let (float, tells_prompts) = (f32::from_le_bytes, programs.tells_prompts());
         for run in runs.iter_mut().filter(|run| !run.parts.is_empty()) {
             let Some(ticket) = run.ticket.take() else { continue };
             let ready = programs.ready(run.wanted, run.extents)?;
@@ -428,7 +429,10 @@ impl PendingStep {
                 if let Some(shared) = &mut sequence.shared {
                     let last = sequence.last;
                     let known = |token: &u32| if *token == SAMPLED { last.unwrap_or_default() } else { *token };
-                    let tokens = run.tokens[its].iter().map(|token| computed(known(token), run.wanted.answer));
+                    let in_prompt = if tells_prompts { sequence.prompt } else { usize::MAX };
+                    let in_prompt = in_prompt.saturating_sub(sequence.complete - its.len());
+                    let tokens = run.tokens[its].iter().enumerate();
+                    let tokens = tokens.map(|(nth, token)| computed(known(token), nth >= in_prompt));
                     let owned = (&sequence.blocks[..], &sequence.windows[..]);
                     shared.take(tokens, owned, sequence.complete, block_size, (blocks, pools));
                 }

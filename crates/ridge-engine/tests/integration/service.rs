@@ -32,10 +32,27 @@ fn tokenizer() -> Tokenizer {
     ModelFiles::open(None).and_then(|f| f.tokenizer()).expect("embedded")
 }
 
-/// The embedded model; `divided` is it in Q8_0 with exact activations for prompts and 8-bit codes for answers.
-fn loaded(backend: Arc<dyn Backend>, divided: bool) -> (Session, Model) {
+/// How the embedded model computes tokens of prompts and of answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ways {
+    /// Alike.
+    One,
+    /// By two graphs: in Q8_0, with exact activations for prompts and 8-bit codes for answers.
+    Divided,
+    /// By one graph, whose attention is told which tokens are of a prompt.
+    Told,
+}
+
+impl Ways {
+    const ALL: [Self; 3] = [Self::One, Self::Divided, Self::Told];
+}
+
+/// The embedded model.
+fn loaded(backend: Arc<dyn Backend>, ways: Ways) -> (Session, Model) {
     let files = ModelFiles::open(None).expect("embedded");
-    let mut model = files.config().expect("is supported").build(&BuildOptions::default()).expect("builds");
+    let options = BuildOptions { prompt_lengths: ways == Ways::Told, ..BuildOptions::default() };
+    let mut model = files.config().expect("is supported").build(&options).expect("builds");
+    let divided = ways == Ways::Divided;
     let source = WeightSource::Checkpoint(Arc::new(files.checkpoint().expect("embedded")));
     let format = divided.then(|| FormatRef::from_name("q8_0").expect("is a format"));
     model.graph = source.retype(&model.graph, format.as_ref()).expect("fits");
@@ -47,14 +64,14 @@ fn loaded(backend: Arc<dyn Backend>, divided: bool) -> (Session, Model) {
     (session, model)
 }
 
-fn service_on(backend: Arc<dyn Backend>, divided: bool, options: ServiceOptions) -> Service {
-    let (session, model) = loaded(backend, divided);
+fn service_on(backend: Arc<dyn Backend>, ways: Ways, options: ServiceOptions) -> Service {
+    let (session, model) = loaded(backend, ways);
     let service = Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"));
     service.with_grammars(&tokenizer()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn service(options: ServiceOptions) -> Service {
-    service_on(cpu(), false, options)
+    service_on(cpu(), Ways::One, options)
 }
 
 fn encode(text: &str) -> Vec<u32> {
@@ -139,16 +156,21 @@ fn requests() -> Vec<Request> {
 
 #[test]
 fn many_at_once_have_the_answers_that_each_has_alone() {
-    many_at_once(false);
+    many_at_once(Ways::One);
 }
 
 #[test]
 fn and_where_prompts_are_computed_exactly_and_answers_by_codes() {
-    many_at_once(true);
+    many_at_once(Ways::Divided);
 }
 
-fn many_at_once(divided: bool) {
-    let (session, model) = loaded(cpu(), divided);
+#[test]
+fn and_where_attention_is_told_which_tokens_are_of_a_prompt() {
+    many_at_once(Ways::Told);
+}
+
+fn many_at_once(ways: Ways) {
+    let (session, model) = loaded(cpu(), ways);
     let alone = EngineOptions { context: 256, sequences: 1, chunk: 256, blocks: None };
     let mut engine = Engine::new(session, &model, alone).unwrap_or_else(|e| panic!("{e}"));
     let expected: Vec<_> = requests()
@@ -172,7 +194,7 @@ fn many_at_once(divided: bool) {
     ] {
         let engine = EngineOptions { blocks, ..OPTIONS.engine };
         let backend = if late { Arc::new(Late::new(cpu(), 2)) } else { cpu() };
-        let mut service = service_on(backend, divided, ServiceOptions { engine, policy, prefix_cache, ..OPTIONS });
+        let mut service = service_on(backend, ways, ServiceOptions { engine, policy, prefix_cache, ..OPTIONS });
         for _ in 0..2 {
             let submit = |r| service.submit(r, Duration::ZERO).unwrap_or_else(|e| panic!("{e}"));
             let ids: Vec<RequestId> = requests().into_iter().map(submit).collect();
@@ -192,9 +214,10 @@ fn many_at_once(divided: bool) {
 #[test]
 fn a_prompt_finds_what_was_computed_as_a_prompt_alone() {
     let prompt = encode("Once upon a time, there was a");
-    for divided in [false, true] {
-        let mut service = service_on(cpu(), divided, OPTIONS);
-        let first = one(&mut service, Request::new(prompt.clone(), 60)).answers[&0].0.clone();
+    for ways in Ways::ALL {
+        let mut service = service_on(cpu(), ways, OPTIONS);
+        let first = one(&mut service, Request::new(prompt.clone(), 60));
+        let first = first.answers.get(&0).unwrap_or_else(|| panic!("{ways:?}: {first:?}")).0.clone();
         // The next turn begins with the answer to the first.
         let turn: Vec<u32> = [&prompt[..], &first, &encode(" The end. Then")].concat();
         let told = Sampling { logprobs: Some(512), ..Sampling::GREEDY };
@@ -202,12 +225,12 @@ fn a_prompt_finds_what_was_computed_as_a_prompt_alone() {
         let heard = one(&mut service, next.clone());
         let found = |heard: &Heard| heard.done.expect("done").cached_tokens / 16;
         // All but the answer's last token was computed.
-        let whole = if divided { prompt.len() } else { prompt.len() + first.len() - 1 };
+        let whole = if ways != Ways::One { prompt.len() } else { prompt.len() + first.len() - 1 };
         assert_eq!(found(&heard), whole / 16);
         let again = one(&mut service, next.clone());
         assert_eq!(found(&again), (turn.len() - 1) / 16);
         assert_eq!(again.answers, heard.answers);
-        let alone = one(&mut service_on(cpu(), divided, OPTIONS), next);
+        let alone = one(&mut service_on(cpu(), ways, OPTIONS), next);
         assert_eq!(alone.answers, heard.answers, "what others left in the cache shows");
     }
 }
@@ -244,9 +267,9 @@ fn candidates_change_no_answer_and_save_steps() {
         (answers, service.stats())
     };
     let drafts = || Ngram::new(6);
-    for divided in [false, true] {
+    for ways in Ways::ALL {
         let alone = |drafts: Option<Ngram>| {
-            let service = service_on(cpu(), divided, OPTIONS);
+            let service = service_on(cpu(), ways, OPTIONS);
             let mut service = match drafts {
                 Some(drafts) => service.with_drafts(drafts),
                 None => service,
@@ -259,8 +282,8 @@ fn candidates_change_no_answer_and_save_steps() {
         assert!(after.steps < before.steps && after.accepted > 0, "{} and {} steps", before.steps, after.steps);
         let backends = [cpu(), Arc::new(Late::new(cpu(), 2)) as Arc<dyn Backend>];
         for backend in backends {
-            let (plain, before) = all(service_on(Arc::clone(&backend), divided, OPTIONS));
-            let (drafted, stats) = all(service_on(backend, divided, OPTIONS).with_drafts(drafts()));
+            let (plain, before) = all(service_on(Arc::clone(&backend), ways, OPTIONS));
+            let (drafted, stats) = all(service_on(backend, ways, OPTIONS).with_drafts(drafts()));
             assert_eq!(plain, drafted, "together");
             assert!(stats.accepted > 0 && stats.accepted <= stats.candidates);
             assert!(stats.steps < before.steps, "{} and {} steps", before.steps, stats.steps);
@@ -485,7 +508,7 @@ fn what_cannot_run_is_refused_and_too_many_wait_elsewhere() {
     service.cancel(ids[0]);
     assert_eq!(run(&mut service).len(), 2);
     let few = ServiceOptions { engine: EngineOptions { chunk: 7, ..OPTIONS.engine }, ..OPTIONS };
-    let (session, model) = loaded(cpu(), false);
+    let (session, model) = loaded(cpu(), Ways::One);
     let refused = Service::new(session, &model, few).err().expect("refused").to_string();
     assert!(refused.starts_with("chunk = 7: a step must have room"), "{refused}");
 }

@@ -24,8 +24,8 @@ use crate::work::{AttentionWork, Work};
 /// `q`: `[tokens, heads, dim]` of any float dtype; `kv`: the state of [`KvWrite`](super::KvWrite),
 /// `[blocks, 2, kv_heads, block_size, dim]`, which is read and not replaced; `block_table`: i32
 /// `[sequences, blocks of a sequence]`; `seq_ids`: i32 `[tokens]`, the row of the table, negative for padding;
-/// `positions`: i32 `[tokens]`. Behind them a cache of codes has its scales, then come `slopes` and `sinks`, f32 `[heads]` each,
-/// where the op has them. Gives the type of `q`.
+/// `positions`: i32 `[tokens]`. Behind them a cache of codes has its scales, then come `slopes` and `sinks`, f32 `[heads]` each, and
+/// `prompt_lengths`, i32 `[sequences]`, where the op has them. Gives the type of `q`.
 ///
 /// Where the cache has one side, `[blocks, 1, kv_heads, block_size, dim]`, keys are the values too (DeepSeek-AI 2024,
 /// "DeepSeek-V2", section 2.1.2: the latents of all heads).
@@ -42,6 +42,10 @@ use crate::work::{AttentionWork, Work};
 /// With slopes the score of a key `d` positions back is less by `d` times the slope of the head (Press et al. 2022, "Train
 /// Short, Test Long", section 3: ALiBi). A sink is one more score of the softmax, whose value is zero (OpenAI 2025, "gpt-oss
 /// Model Card", section 2).
+///
+/// Prompt lengths change no value but its rounding: they tell a kernel which tokens are of a prompt, those at positions below
+/// the length, so that how a token is computed can follow from its position, and not from how many tokens of its sequence the
+/// step has.
 #[derive(Clone, Debug)]
 pub struct PagedAttention {
     /// Factor of the scores, usually `1 / sqrt(dim)`.
@@ -56,27 +60,48 @@ pub struct PagedAttention {
     pub slopes: bool,
     /// Is there an input `sinks`?
     pub sinks: bool,
+    /// Is there an input `prompt_lengths`?
+    pub prompt_lengths: bool,
     /// The step's number of (query, key) pairs, for the cost alone.
     pub pairs: Sym,
     /// Tokens of the cache that the step reads, summed over sequences, for the cost alone.
     pub cached: Sym,
 }
 
-eq_by_bits!(PagedAttention { scale, softcap; window, chunked, slopes, sinks, pairs, cached });
+eq_by_bits!(PagedAttention { scale, softcap; window, chunked, slopes, sinks, prompt_lengths, pairs, cached });
 
 impl PagedAttention {
     /// Attention to all positions before, without a cap.
     pub fn new(scale: f64, pairs: Sym, cached: Sym) -> Self {
-        Self { scale, window: None, chunked: false, softcap: None, slopes: false, sinks: false, pairs, cached }
+        Self {
+            scale,
+            window: None,
+            chunked: false,
+            softcap: None,
+            slopes: false,
+            sinks: false,
+            prompt_lengths: false,
+            pairs,
+            cached,
+        }
     }
 
-    /// Of the inputs behind the positions the scales, the slopes and the sinks.
-    fn rest<'a, T>(&self, rest: &'a [T]) -> (&'a [T], Option<&'a T>, Option<&'a T>) {
-        let of_heads = usize::from(self.slopes) + usize::from(self.sinks);
-        let (scales, per_head) = rest.split_at(rest.len().saturating_sub(of_heads));
-        let (slopes, sinks) = per_head.split_at(per_head.len().min(usize::from(self.slopes)));
-        (scales, slopes.first(), sinks.first())
+    /// Of the inputs behind the positions the scales, the slopes, the sinks and the prompt lengths.
+    fn rest<'a, T>(&self, rest: &'a [T]) -> Rest<'a, T> {
+        let [slopes, sinks, prompts] = [self.slopes, self.sinks, self.prompt_lengths].map(usize::from);
+        let (scales, others) = rest.split_at(rest.len().saturating_sub(slopes + sinks + prompts));
+        let (slopes, others) = others.split_at(others.len().min(slopes));
+        let (sinks, prompts) = others.split_at(others.len().min(sinks));
+        Rest { scales, slopes: slopes.first(), sinks: sinks.first(), prompt_lengths: prompts.first() }
     }
+}
+
+/// The inputs behind the positions.
+struct Rest<'a, T> {
+    scales: &'a [T],
+    slopes: Option<&'a T>,
+    sinks: Option<&'a T>,
+    prompt_lengths: Option<&'a T>,
 }
 
 impl Composite for PagedAttention {
@@ -99,11 +124,16 @@ impl Composite for PagedAttention {
         }
         want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
         want("positions", positions, DType::I32, [&q.shape.0[0]])?;
-        let (scales, slopes, sinks) = self.rest(rest);
+        let Rest { scales, slopes, sinks, prompt_lengths } = self.rest(rest);
         super::kv_write::want_scales(kv, scales)?;
-        for (name, given, there) in [("slopes", self.slopes, slopes), ("sinks", self.sinks, sinks)] {
+        let (heads, sequences) = (&q.shape.0[1], &table.shape.0[0]);
+        for (name, given, there, dtype, extent) in [
+            ("slopes", self.slopes, slopes, DType::F32, heads),
+            ("sinks", self.sinks, sinks, DType::F32, heads),
+            ("prompt_lengths", self.prompt_lengths, prompt_lengths, DType::I32, sequences),
+        ] {
             match there {
-                Some(ty) if given => want(name, ty, DType::F32, [&q.shape.0[1]])?,
+                Some(ty) if given => want(name, ty, dtype, [extent])?,
                 None if !given => {}
                 _ => return Err(takes(if given { name } else { "no more inputs" }, inputs)),
             }
@@ -123,7 +153,7 @@ impl Composite for PagedAttention {
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let [q, kv, table, ids, positions, rest @ ..] = inputs else { unreachable!("infer has counted the inputs") };
         let (qt, kt) = (g.ty(*q)?.clone(), g.ty(*kv)?.clone());
-        let (scales, slopes, sinks) = self.rest(rest);
+        let Rest { scales, slopes, sinks, .. } = self.rest(rest);
         let fail = |g: &Builder, why: Why| GraphError::usage(g.scope(), why);
         let (group, heads) = query_groups(&qt, &kt).map_err(|why| fail(g, why))?;
         let (tokens, dim) = (&qt.shape.0[0], &qt.shape.0[2]);
@@ -191,7 +221,7 @@ impl Composite for PagedAttention {
         let scores = &Poly::from(&q.shape.0[1]) * &symbol(&self.pairs);
         let sides = super::kv_write::sides(kv);
         let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * ((sides * kv.dtype.size_bytes()) as i128);
-        let (scales, _, _) = self.rest(&inputs[5..]);
+        let Rest { scales, .. } = self.rest(&inputs[5..]);
         if let Some(scales) = scales.first() {
             token += &(Poly::from(&kv.shape.0[2]) * ((sides * scales.dtype.size_bytes()) as i128));
         }
@@ -217,11 +247,12 @@ impl Composite for PagedAttention {
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let (cut, whole) = (Placement::shard, Placement::Replicate);
-        let scales = inputs.len() - 5 - usize::from(self.slopes) - usize::from(self.sinks);
+        let scales = self.rest(&inputs[5..]).scales.len();
         let rule = |places: [Placement; 5], of_scales, of_heads, output| {
             let mut inputs_at = places.to_vec();
             inputs_at.resize(5 + scales, of_scales);
-            inputs_at.resize(inputs.len(), of_heads);
+            inputs_at.resize(inputs.len() - usize::from(self.prompt_lengths), of_heads);
+            inputs_at.resize(inputs.len(), whole);
             ShardingRule { inputs: inputs_at, outputs: vec![output] }
         };
         vec![
@@ -249,7 +280,7 @@ impl Builder {
         Ok(self.composite(op, &[q, kv, block_table, seq_ids, positions])?[0])
     }
 
-    /// As [`Builder::attention`], with further inputs: the scales of a cache of codes, slopes and sinks, in this order.
+    /// As [`Builder::attention`], with further inputs: the scales of a cache of codes, slopes, sinks and prompt lengths, in this order.
     ///
     /// # Errors
     /// As there, and when they are not those that `kv` and `op` ask for.
@@ -370,5 +401,37 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         }
         samples.push(sample);
     }
+    samples.extend(samples_with_prompts(&mut Rng::new(41), dtype));
     samples
+}
+
+/// Prompts in parts beside generated tokens, one by one and several of a sequence at a time.
+fn samples_with_prompts(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    // (sequences as (cached, new), their prompts, padding, block size, heads, kv heads, dim, window, softcap, sinks)
+    type Case<'a> =
+        (&'a [(usize, usize)], &'a [i64], usize, usize, usize, usize, usize, Option<usize>, Option<f64>, bool);
+    let cases: [Case<'_>; 6] = [
+        (&[(0, 20), (7, 1), (9, 3)], &[20, 3, 10], 2, 4, 4, 2, 16, None, None, false),
+        (&[(40, 90), (0, 33), (200, 1), (31, 5)], &[130, 10, 200, 32], 3, 16, 8, 2, 128, None, None, false),
+        (&[(150, 3), (260, 1), (513, 2), (700, 1)], &[200, 20, 514, 700], 1, 16, 8, 2, 128, None, None, true),
+        (&[(300, 40), (515, 1)], &[320, 100], 0, 16, 4, 4, 64, Some(130), None, false),
+        (&[(300, 4), (515, 1)], &[0, 600], 0, 32, 4, 1, 64, None, Some(20.0), false),
+        (&[(129, 2), (530, 1)], &[130, 1], 0, 16, 20, 1, 64, Some(300), None, true),
+    ];
+    let sample = |(sequences, prompts, padding, block_size, heads, kv_heads, dim, window, softcap, sinks): Case<'_>| {
+        let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, 0);
+        let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
+        let tokens = step.seq_ids.len();
+        let mut sample = Sample::new(PagedAttention { window, softcap, sinks, prompt_lengths: true, ..op })
+            .input(rng.normal(dtype, &[tokens, heads, dim]))
+            .state(super::paging::cache(rng, dtype, &[step.blocks, 2, kv_heads, block_size, dim]))
+            .input(step.block_table)
+            .input(step.seq_ids)
+            .input(step.positions);
+        if sinks {
+            sample = sample.input(rng.normal(DType::F32, &[heads]));
+        }
+        sample.input(Tensor::int(DType::I32, &[prompts.len()], prompts.to_vec()))
+    };
+    cases.map(sample).into()
 }

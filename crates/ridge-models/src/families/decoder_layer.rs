@@ -306,14 +306,12 @@ impl DecoderLayer<'_> {
         let a = match self.keys {
             KeySource::Cache { slots } => {
                 let op = PagedAttention {
-                    scale,
                     window,
                     chunked: scores.chunked,
                     softcap,
                     slopes: scores.slopes.is_some(),
                     sinks: scores.sinks.is_some(),
-                    pairs,
-                    cached,
+                    ..PagedAttention::new(scale, pairs, cached)
                 };
                 let cache = CacheRows { rows: &rows, slots, shape: self.cache };
                 attend_cached(g, q, &cache, self.positions, &of_heads, op, self.options)?

@@ -115,13 +115,16 @@ fn gauges(stats: &Stats) -> Vec<Gauge> {
 
 /// Prometheus' text format.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    let gauges = match &app.worker {
+    let mut gauges = match &app.worker {
         ModelWorker::Engine(worker) => gauges(&worker.stats()),
         ModelWorker::Embedder(worker) => {
             let help = "Running and waiting requests.";
             vec![Gauge { name: "ridge:num_requests_running", help, counter: false, value: worker.jobs() as f64 }]
         }
     };
+    let help = "Whether the server was started with --deterministic, 0 or 1.";
+    let value = f64::from(u8::from(app.options.deterministic));
+    gauges.push(Gauge { name: "ridge:deterministic", help, counter: false, value });
     let mut response = Response::new(Body::from(app.metrics.text(&app.model.name, &gauges)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -142,12 +142,19 @@ pub(super) struct Head {
     pub(super) model: String,
     /// Warnings, sent once: the parts of a schema that are not enforced.
     pub(super) warnings: Vec<String>,
+    /// Names what the result of a request with a seed depends on besides its fields: the version, and the mode.
+    pub(super) fingerprint: &'static str,
 }
 
 impl Head {
     pub(super) fn new(prefix: &str, object: &'static str, app: &App, common: &CommonParams) -> Self {
         let warnings = common.form.as_ref().map_or_else(Vec::new, |asked| asked.left_out.clone());
-        Self { id: new_id(prefix), object, created: unix_now(), model: app.model.name.clone(), warnings }
+        let fingerprint = match app.options.deterministic {
+            true => concat!("ridge-", env!("CARGO_PKG_VERSION"), "-deterministic"),
+            false => concat!("ridge-", env!("CARGO_PKG_VERSION")),
+        };
+        let model = app.model.name.clone();
+        Self { id: new_id(prefix), object, created: unix_now(), model, warnings, fingerprint }
     }
 
     pub(super) fn with(&mut self, choices: Vec<Value>) -> Map<String, Value> {
@@ -156,7 +163,7 @@ impl Head {
         map.insert("object".to_owned(), json!(self.object));
         map.insert("created".to_owned(), json!(self.created));
         map.insert("model".to_owned(), json!(self.model));
-        map.insert("system_fingerprint".to_owned(), json!(concat!("ridge-", env!("CARGO_PKG_VERSION"))));
+        map.insert("system_fingerprint".to_owned(), json!(self.fingerprint));
         map.insert("choices".to_owned(), Value::Array(choices));
         if !self.warnings.is_empty() {
             map.insert("warnings".to_owned(), json!(std::mem::take(&mut self.warnings)));

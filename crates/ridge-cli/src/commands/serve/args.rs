@@ -285,6 +285,7 @@ impl ServeArgs {
             log_prompts: self.log_prompts,
             prefixes_by_key: self.prefix_cache_by_key,
             tool_call_parser: self.tool_call_parser.clone(),
+            deterministic: self.place.deterministic(),
         })
     }
 }

@@ -65,15 +65,17 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
 #[test]
 fn attention_averages_the_values_of_the_positions_it_sees() {
     for sample in samples("attention") {
-        let PagedAttention { scale, window, chunked, softcap, slopes, sinks, .. } = op(&sample);
+        let PagedAttention { scale, window, chunked, softcap, slopes, sinks, prompt_lengths, .. } = op(&sample);
         let [q, kv, table, ids, positions] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
         let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
         let [_, sides, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
         let width = shape(&sample, 2)[1];
         // Of codes what they stand for.
         let per_head = usize::from(*slopes) + usize::from(*sinks);
-        let scales = (sample.inputs.len() > 5 + per_head).then(|| input(&sample, 5));
-        let of_heads = (sample.inputs.len() - per_head..sample.inputs.len()).map(|i| input(&sample, i));
+        // Lengths of prompts come last, and change nothing.
+        let inputs = sample.inputs.len() - usize::from(*prompt_lengths);
+        let scales = (inputs > 5 + per_head).then(|| input(&sample, 5));
+        let of_heads = (inputs - per_head..inputs).map(|i| input(&sample, i));
         let of_heads: Vec<Vec<f64>> = of_heads.collect();
         let of_head = |there: bool, nth: usize, head: usize| there.then(|| of_heads[nth][head]);
         let number = |i: usize| kv[i] * scales.as_ref().map_or(1.0, |scales| scales[i / dim]);
