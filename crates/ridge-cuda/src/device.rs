@@ -33,10 +33,10 @@ use crate::nvrtc::Nvrtc;
 use crate::options::CudaOptions;
 use context::CudaContext;
 pub(crate) use context::architecture;
-use host::copy_by_threads;
 
 pub(crate) use arena::{ArenaLease, SharedArena};
 pub(crate) use handles::{CapturedGraph, CudaEvent, LoadedKernel};
+use memory::copy_by_threads;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 #[cfg(test)]
 pub(crate) use random::RANDOM;

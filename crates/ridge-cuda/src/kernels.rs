@@ -6,6 +6,7 @@ mod adjust;
 mod apart;
 mod attention;
 mod attention_training;
+mod block_text;
 mod blocks_row;
 mod convolution;
 mod entry;

@@ -1,7 +1,5 @@
 //! Memory of the host that launches read: how weights come to it, and the rate of the link to it.
 
-use std::num::NonZero;
-
 use ridge_runtime::{MemoryOwner, Result};
 
 use super::CudaDevice;
@@ -13,25 +11,6 @@ const LEAST_TIMED: usize = 1 << 20;
 /// Copies that are timed together, and how often.
 const COPIES: usize = 4;
 const RUNS: usize = 5;
-
-/// Bytes for which another thread pays, and threads that keep the link busy.
-const LEAST_COPIED: usize = 2 << 20;
-const COPYING_THREADS: usize = 8;
-
-/// Copies `from` to `to`, which is as long. One thread reads a file that the system holds in memory at some 5 GB/s, and the link takes ten times
-/// as much.
-pub(super) fn copy_by_threads(to: &mut [u8], from: &[u8]) {
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(COPYING_THREADS);
-    let part = from.len().div_ceil(threads).max(LEAST_COPIED);
-    let mut parts = to.chunks_mut(part).zip(from.chunks(part));
-    let first = parts.next();
-    std::thread::scope(|scope| {
-        parts.for_each(|(to, from)| drop(scope.spawn(|| to.copy_from_slice(from))));
-        if let Some((to, from)) = first {
-            to.copy_from_slice(from);
-        }
-    });
-}
 
 impl CudaDevice {
     /// A copy of `memory` in page-locked memory of the host, after all that was queued.
@@ -76,20 +55,5 @@ impl CudaDevice {
             best = best.min(marks[1].since(&marks[0])?);
         }
         Ok((COPIES * bytes) as f64 / best)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_copy_every_byte_of_any_length() {
-        for bytes in [0, 1, LEAST_COPIED, LEAST_COPIED + 1, 9 * LEAST_COPIED + 5, 20 * LEAST_COPIED - 1] {
-            let from: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
-            let mut to = vec![255; bytes];
-            copy_by_threads(&mut to, &from);
-            assert!(to == from, "{bytes} bytes");
-        }
     }
 }

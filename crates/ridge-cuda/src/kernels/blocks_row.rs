@@ -1,8 +1,7 @@
 //! Products of one row, or of one row of each group, by weights in block formats: `kernels/blocks_row.cu`.
 
-use super::grouped_linear::GATED_WEIGHT;
+use super::block_text::{BlockText, CHUNK, Formats};
 use super::linear::{LinearCall, LinearEpilogue, flag};
-use super::linear_blocks::{BlockText, CHUNK, Formats};
 use super::norm;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
@@ -173,26 +172,29 @@ fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<
     Ok(Some(kernel))
 }
 
-/// Rows of groups, most of which have one at most; two weights are gated. `otherwise` where blocks have no room for x.
+/// Rows of groups, most of which have one at most, of x as they are or `gathered`, by the weights that these inputs are, two of which are
+/// gated; `otherwise` where blocks have no room for x.
 pub(super) fn grouped(
     spec: &CudaKernelSpec<'_>,
-    flags: [bool; 2],
+    gathered: bool,
+    weights: &[usize],
     blocks: BlockText,
     otherwise: impl FnOnce() -> Result<CudaKernel, String>,
 ) -> Result<CudaKernel, String> {
-    by_room(|room| Ok(grouped_in(room, spec, flags, blocks)), otherwise)
+    by_room(|room| Ok(grouped_in(room, spec, gathered, weights, blocks)), otherwise)
 }
 
 fn grouped_in(
     room: Room,
     spec: &CudaKernelSpec<'_>,
-    [gathered, gated]: [bool; 2],
+    gathered: bool,
+    weights: &[usize],
     blocks: BlockText,
 ) -> Option<CudaKernel> {
     let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
     let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
     let rows = y.shape[0];
-    let sides = if gated { 2 } else { 1 };
+    let sides = weights.len();
     let (stage, across) = (sides * blocks.grouped_stage_bytes(), columns.div_ceil(COLUMNS));
     let tiles = rows * across;
     // A block has tiles that follow each other: its part of all of them is of two rows, or of more where rows have few tiles.
@@ -209,14 +211,14 @@ fn grouped_in(
         ("DEPTH", &*depth.to_string()),
         ("COLUMNS", &*columns.to_string()),
         ("GATHERED", flag(gathered)),
-        ("SWIGLU", flag(gated)),
+        ("SWIGLU", flag(sides == 2)),
         ("ROWS", &*rows.to_string()),
         ("FORMATS", blocks.name),
         ("ANYWHERE", "1"),
         ("SLACK", "1"),
     ];
     let index = input(if gathered { 3 } else { 2 });
-    let weights = [1, GATED_WEIGHT].into_iter().take(sides).map(input);
+    let weights = weights.iter().copied().map(input);
     let n = numbers(&[x.shape[0], groups]);
     let args = std::iter::once(input(0)).chain(weights).chain([input(2), index, output(0), n]).collect();
     Some(division.launch("grouped_blocks_row", &defines, tiles, args, Vec::new()).into())

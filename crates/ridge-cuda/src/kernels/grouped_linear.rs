@@ -5,11 +5,12 @@ use ridge_graph::ops::GroupedLinear;
 use ridge_graph::{DType, Function};
 
 use super::attention::set_shared;
+use super::block_text::BlockText;
 use super::blocks_row;
 use super::entry::CudaKernelEntry;
 use super::experts::flag;
 use super::experts_few;
-use super::linear_blocks::{self, BlockText};
+use super::linear_blocks;
 use super::quantize::scaled;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
@@ -76,7 +77,7 @@ fn gates(body: &Function) -> bool {
 }
 
 /// The input that is the second weight of a gated pair: each place of the pattern's text is an input.
-pub(super) const GATED_WEIGHT: usize = 5;
+const GATED_WEIGHT: usize = 5;
 
 /// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
 const TILE: usize = 64;
@@ -241,7 +242,8 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         // Decoded values are rounded to the dtype of x, which the codes that are streamed are not.
         Some(blocks) if rows <= groups / FEW_GROUPS_WITH_ROWS => {
             let flags = [gathered, gated];
-            return blocks_row::grouped(spec, flags, blocks, || streamed_blocks(spec, flags, blocks));
+            let weights = if gated { &[1, GATED_WEIGHT][..] } else { &[1] };
+            return blocks_row::grouped(spec, gathered, weights, blocks, || streamed_blocks(spec, flags, blocks));
         }
         Some(blocks) if rows <= FEW_ROWS_OF_BLOCKS * groups || w.shape[1] < linear_blocks::NARROW => {
             return streamed_blocks(spec, [gathered, gated], blocks);

@@ -87,14 +87,17 @@ fn decoder(model_type: &str, head_dim: usize) -> ModelFiles {
     ModelFiles::of_text(model_type, &config)
 }
 
-/// What a deterministic service answers: tokens with their log-probabilities.
+/// Tokens with their log-probabilities.
+type Answer = (Vec<u32>, Vec<Logprobs>);
+
+/// What a deterministic service answers; and how many preemptions and hits of the prefix cache there were.
 fn answers(
     files: &ModelFiles,
     device: Device,
     (chunk, blocks): (usize, Option<usize>),
     requests: &[service::Request],
     at_once: bool,
-) -> (Vec<(Vec<u32>, Vec<Logprobs>)>, u64, u64) {
+) -> (Vec<Answer>, u64, u64) {
     let engine = EngineOptions { context: 768, sequences: 12, chunk, blocks };
     let placement = Placement { deterministic: true, ..device.into() };
     let run = RunSettings { placement, context: 768, prompt: 64, chunk, random_weights: true, drafts: 0 };
@@ -104,7 +107,7 @@ fn answers(
         load_model(files, &config, &numbers, &run, CacheSize::Engine(engine), |_, _| Ok(Bytes(0)), &mut ()).unwrap();
     let options = ServiceOptions { engine, queue: 100, policy: Policy::FirstCome, prefix_cache: true };
     let mut service = Service::new(loaded.session, &loaded.model, options).unwrap();
-    let mut all: BTreeMap<RequestId, (Vec<u32>, Vec<Logprobs>)> = BTreeMap::new();
+    let mut all: BTreeMap<RequestId, Answer> = BTreeMap::new();
     let mut events = Vec::new();
     for (nth, request) in requests.iter().enumerate() {
         service.submit(request.clone(), Duration::ZERO).unwrap();
