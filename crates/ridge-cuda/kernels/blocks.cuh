@@ -65,7 +65,8 @@ __device__ inline float small(u32 byte) { return __uint_as_float(0x4b000000u | b
 // A chunk of a column in shared memory: PIECES of 16 bytes from the multiple of 16 at or below its address. An odd number of
 // pieces between columns puts the words that a warp reads at once into different banks.
 template <class F> struct Column {
-    static const bool ALIGNED = F::BYTES % 16 == 0 && !(ANYWHERE && F::BYTES % 8 == 0);
+    // Small blocks of a row that is no multiple of chunks begin at any address.
+    static const bool ALIGNED = F::BYTES % 16 == 0 && !ANYWHERE;
     static const int PIECES = (F::BYTES + (ALIGNED ? 0 : ANYWHERE ? 15 : 14) + 15) / 16;
     static const int STRIDE = (PIECES | 1) * 16;
     __device__ static int skew(const u8* chunk) { return ALIGNED ? 0 : (int)((u64)chunk & 15); }

@@ -349,7 +349,10 @@ impl GemmProblem {
         // Few rows have other tiles.
         let (last, first) = match self.few_rows() {
             last if self.is_few() => (last, if last == 8 { 1 } else { last / 2 + 1 }),
-            _ => (rows.next_multiple_of(64), rows.next_multiple_of(64).saturating_sub(63).max(1)),
+            _ => {
+                let last = rows.next_multiple_of(64);
+                (last, last.saturating_sub(63).max(if self.deterministic { FEW + 1 } else { 1 }))
+            }
         };
         let one_order = if self.deterministic { ", in one order" } else { "" };
         format!(

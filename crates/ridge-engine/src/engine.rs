@@ -156,16 +156,17 @@ impl Engine {
     /// Makes all buckets ready that serve steps from now on, which are few: nothing is compiled, bound or timed later, as
     /// [`made`](Self::made) tells, save for requests with unusually many log-probabilities or DRY
     /// breakers. Steps are padded to these
-    /// buckets, up to half as large again as they are. Rows may have up to `candidates` candidates.
+    /// buckets, up to half as large again as they are. Rows may have up to `candidates` candidates, and a step has at most
+    /// [`most_lines`](Self::most_lines).
     ///
     /// # Errors
     /// When the device cannot run one of them, or memory runs out.
     pub fn make_ready(&mut self, candidates: usize) -> Result<()> {
-        let (rows, tokens) = (self.options.sequences, self.options.chunk.max(self.options.sequences));
+        let (rows, tokens) = (self.options.sequences, self.most_tokens());
         let common = Extents { rows, table: self.table, blocks: self.blocks.count(), ..Extents::default() };
         let options = LatticeOptions {
             tokens,
-            lines: tokens.min(rows * (1 + candidates)),
+            lines: self.most_lines().min(rows * (1 + candidates)),
             divide: self.programs.divide(),
             drafts: self.predicts(),
             candidates: candidates > 0,
@@ -177,6 +178,17 @@ impl Engine {
             learn(&mut self.programs, wanted, extents)?;
         }
         Ok(())
+    }
+
+    /// Tokens of a step at most.
+    fn most_tokens(&self) -> usize {
+        self.options.chunk.max(self.options.sequences)
+    }
+
+    /// Lines of logits of a step at most, one for each row and each candidate: as many as tokens, but one less where attention is
+    /// told which tokens are of a prompt, since a bucket with as many lines as tokens serves generated tokens alone there.
+    pub(crate) fn most_lines(&self) -> usize {
+        self.most_tokens() - usize::from(self.programs.attends_by_prompt())
     }
 
     /// What has been made for steps so far.

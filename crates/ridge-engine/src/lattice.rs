@@ -23,7 +23,7 @@ const LEAST_TOKENS: usize = 16;
 pub(crate) struct LatticeOptions {
     /// Tokens of a step at most.
     pub(crate) tokens: usize,
-    /// Lines of a step at most.
+    /// Lines of a step at most: fewer than tokens where [`Lattice::cover`] is asked for `prompts`.
     pub(crate) lines: usize,
     /// Are tokens of answers computed by a graph of their own?
     pub(crate) divide: bool,
@@ -137,11 +137,14 @@ fn rounded(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
-/// The extents of a step of an engine without ready buckets, with more tokens than lines if `prompts`.
+/// The extents of a step of an engine without ready buckets, with more tokens than lines if `prompts`: no more than those of the most
+/// tokens, if steps of prompts have fewer lines than that.
 pub(crate) fn exactly(wanted: Wanted, mut extents: Extents, prompts: bool) -> (Wanted, Extents) {
-    (extents.tokens, extents.seqs) = (rounded(extents.tokens), rounded(extents.seqs));
+    let lines = extents.seqs;
+    (extents.tokens, extents.seqs) = (rounded(extents.tokens), rounded(lines));
     if prompts && extents.tokens <= extents.seqs {
-        extents.tokens = rounded(extents.seqs + 1);
+        extents.tokens = extents.tokens.max(rounded(lines + 1));
+        extents.seqs = extents.seqs.min(extents.tokens - 1);
     }
     (wanted, extents)
 }
@@ -201,14 +204,17 @@ mod tests {
     }
 
     proptest! {
-        /// Every step that a service makes has a bucket, and one of the plain kind if it only samples.
+        /// Every step that a service makes has a bucket, and one of the plain kind if it only samples. Of prompts that attention is told
+        /// of, it has more tokens than lines, if a step has at most one line less than tokens.
         #[test]
         fn every_step_has_a_bucket(
             most in 1usize..600, rows in 1usize..300, tokens in 1usize..600, lines in 1usize..300,
             divide in any::<bool>(), candidates in any::<bool>(), answer in any::<bool>(),
             adjusted in any::<bool>(), logprobs in any::<bool>(), scores in any::<bool>(), masked in any::<bool>(),
+            told in any::<bool>(), prompts in any::<bool>(),
         ) {
-            let rows = rows.min(most);
+            let told = told && !divide && most > 1;
+            let (rows, prompts) = (rows.min(most - usize::from(told)), prompts && told);
             let (tokens, lines) = (tokens.min(most), lines.min(rows).min(tokens));
             let options = options(most, rows, divide, candidates);
             let wanted = Wanted { tokens: true, adjusted: adjusted || masked, logprobs, scores, answer: answer && divide, candidates, drafts: false };
@@ -221,14 +227,28 @@ mod tests {
                 forbidden: if masked { WORDS } else { 0 },
                 ..options.common
             };
-            let found = lattice(&options).cover(wanted, extents, false);
+            let found = lattice(&options).cover(wanted, extents, prompts);
             prop_assert!(found.is_some(), "{wanted:?} {extents:?}");
             let (gives, room) = found.unwrap();
-            prop_assert!(gives.covers(wanted) && room.cover(extents));
+            prop_assert!(gives.covers(wanted) && room.cover(extents) && room.tokens <= most);
+            prop_assert!(!prompts || room.tokens > room.seqs, "{room:?}");
             prop_assert_eq!(gives.scores, scores);
             if !adjusted && !logprobs && !scores && !masked {
                 prop_assert!(!gives.adjusted && !gives.logprobs);
             }
+        }
+
+        /// Nor do the extents of a step without a ready bucket exceed those of the most tokens.
+        #[test]
+        fn steps_without_a_bucket_stay_below_the_largest(
+            most in 2usize..600, tokens in 1usize..600, lines in 1usize..600, prompts in any::<bool>(),
+        ) {
+            let tokens = tokens.min(most);
+            let lines = lines.min(tokens).min(most - usize::from(prompts));
+            let extents = Extents { tokens, seqs: lines, ..Extents::default() };
+            let (_, room) = exactly(Wanted::default(), extents, prompts);
+            prop_assert!(room.cover(extents) && room.tokens <= rounded(most), "{room:?}");
+            prop_assert!(if prompts { room.tokens > room.seqs } else { room.seqs == rounded(lines) }, "{room:?}");
         }
     }
 }

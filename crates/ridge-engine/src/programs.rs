@@ -343,6 +343,11 @@ impl Programs {
         self.tells_prompts
     }
 
+    /// Is attention of one graph told which tokens are of a prompt? A step of as many tokens as lines has none of a prompt then.
+    pub(crate) fn attends_by_prompt(&self) -> bool {
+        self.tells_prompts && !self.divide()
+    }
+
     /// How many tokens are drafted behind each row that samples.
     pub(crate) fn drafts(&self) -> usize {
         self.drafts.as_ref().map_or(0, |(_, count)| *count)
@@ -435,8 +440,7 @@ impl Programs {
 
     /// The program and the extents for a step that needs these: those of a ready bucket, if there are some.
     pub(crate) fn serving(&self, wanted: Wanted, extents: Extents, prompts: bool) -> (Wanted, Extents) {
-        // Where attention tells tokens of prompts apart, a step of as many tokens as lines has none.
-        let prompts = prompts && self.tells_prompts && !self.divide();
+        let prompts = prompts && self.attends_by_prompt();
         let ready = self.lattice.as_ref().and_then(|lattice| lattice.cover(wanted, extents, prompts));
         ready.unwrap_or_else(|| exactly(wanted, extents, prompts))
     }

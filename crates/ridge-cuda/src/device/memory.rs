@@ -1,7 +1,7 @@
 //! Memory of the GPU and page-locked memory of the host, freed with their owners.
 
 use std::num::NonZero;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ridge_runtime::{Buffer, MemoryCharge, MemoryOwner, Result, RuntimeError};
 
@@ -163,15 +163,31 @@ impl Drop for PinnedMemory {
 const LEAST_COPIED: usize = 2 << 20;
 const COPYING_THREADS: usize = 8;
 
+fn copy_part(to: &Mutex<&mut [u8]>, from: &[u8]) {
+    to.lock().unwrap_or_else(PoisonError::into_inner).copy_from_slice(from);
+}
+
 /// Copies `from` to `to`, which is as long. One thread reads a file that the system holds in memory at some 5 GB/s, and the link takes ten times
 /// as much.
 pub(super) fn copy_by_threads(to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len(), "lengths of a copy");
+    if from.len() < 2 * LEAST_COPIED {
+        return to.copy_from_slice(from);
+    }
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(COPYING_THREADS);
     let part = from.len().div_ceil(threads).max(LEAST_COPIED);
     let mut parts = to.chunks_mut(part).zip(from.chunks(part));
     let first = parts.next();
     std::thread::scope(|scope| {
-        parts.for_each(|(to, from)| drop(scope.spawn(|| to.copy_from_slice(from))));
+        for (to, from) in parts {
+            // Where the system gives no more threads, this one copies: the part is behind a pointer that a failed start gives back.
+            let part = Arc::new(Mutex::new(to));
+            let of_thread = Arc::clone(&part);
+            let copy = move || copy_part(&of_thread, from);
+            if std::thread::Builder::new().spawn_scoped(scope, copy).is_err() {
+                copy_part(&part, from);
+            }
+        }
         if let Some((to, from)) = first {
             to.copy_from_slice(from);
         }

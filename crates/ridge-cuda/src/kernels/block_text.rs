@@ -44,7 +44,7 @@ impl BlockText {
             .or_else(|| is(Self::of::<format::Q6K>("Q6K"), format.downcast::<format::Q6K>().is_some()))
     }
 
-    /// Are words of chunks where registers take them from, so that decoding waits for memory?
+    /// Do chunks lie at multiples of 16 bytes, so that memory and not decoding is the limit?
     pub(super) fn is_light(self) -> bool {
         self.bytes.is_multiple_of(16)
     }

@@ -28,14 +28,18 @@ const RESIDENT_WARPS: usize = 16;
 struct Room {
     processor: usize,
     block: usize,
+    /// Blocks one after another: several where the number of multiprocessors is not known, so that the last ones are few.
+    turns: usize,
 }
-const HOPPER: Room = Room { processor: 224 << 10, block: 224 << 10 };
-const EVERY: Room = Room { processor: 97 << 10, block: 97 << 10 };
-/// Chunks of a ring that keep memory busy where the work is light, and where more warps pay; and more of which give nothing.
+const HOPPER: Room = Room { processor: 224 << 10, block: 224 << 10, turns: 1 };
+const EVERY: Room = Room { processor: 97 << 10, block: 97 << 10, turns: 4 };
+/// Stages that are enough: of light formats, and of others, which more warps serve better. At most `MOST_STAGES` are used.
 const ENOUGH_STAGES: [usize; 2] = [3, 2];
 const MOST_STAGES: usize = 4;
 /// What a block takes of it besides rings and x.
 const OTHER_BYTES: usize = 4 << 10;
+/// Rows whose groups a block finds ahead.
+const MOST_ROWS: usize = 256;
 /// x as digits: bytes of each group of [`GROUP`] elements.
 const DIGIT_BYTES: usize = 96 + 4 + 8;
 const GROUP: usize = 32;
@@ -50,8 +54,9 @@ struct Division {
     staged: usize,
     /// Bytes of a block's shared memory.
     shared: usize,
-    /// Blocks of a multiprocessor.
+    /// Blocks of a multiprocessor, at a time and one after another.
     resident: usize,
+    turns: usize,
 }
 
 impl Division {
@@ -72,12 +77,19 @@ impl Division {
             .find(|&resident| stages(resident) >= ENOUGH_STAGES[usize::from(!light)])
             .unwrap_or(1);
         let stages = stages(resident);
-        (stages >= 2).then_some(Self { warps, stages, staged, shared: staged + warps * stages * stage, resident })
+        (stages >= 2).then_some(Self {
+            warps,
+            stages,
+            staged,
+            shared: staged + warps * stages * stage,
+            resident,
+            turns: room.turns,
+        })
     }
 
     /// Blocks of a launch over so many tiles.
     fn blocks(&self, tiles: usize) -> usize {
-        tiles.min(PROCESSORS * self.resident)
+        tiles.min(PROCESSORS * self.resident * self.turns)
     }
 
     /// The launch of `entry` over so many tiles.
@@ -166,6 +178,9 @@ fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<
         ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
         ("NORM_TYPE", name(gain.dtype)),
     ];
+    if linears.column_blocks() == 0 {
+        return Ok(Some(CudaKernel::default()));
+    }
     let weights = (0..linears.count).map(|i| OperandSlot::Input(linears.first + i)).collect();
     let (tiles, args) = (linears.column_blocks(), linears.streaming_args(x));
     kernel.actions.push(division.launch("linear_blocks_row", &defines, tiles, args, weights));
@@ -194,6 +209,9 @@ fn grouped_in(
     let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
     let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
     let rows = y.shape[0];
+    if rows > MOST_ROWS {
+        return None;
+    }
     let sides = weights.len();
     let (stage, across) = (sides * blocks.grouped_stage_bytes(), columns.div_ceil(COLUMNS));
     let tiles = rows * across;

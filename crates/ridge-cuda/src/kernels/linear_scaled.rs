@@ -53,7 +53,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         ),
     ];
     // The first of equals claims.
-    alone.into_iter().chain(together).map(CudaKernelEntry::numerics_by_extents).collect()
+    together.into_iter().chain(alone).map(CudaKernelEntry::numerics_by_extents).collect()
 }
 
 fn supports(body: &Function) -> bool {

@@ -224,7 +224,8 @@ pub(crate) fn blocks() -> Vec<KernelCase> {
     for name in formats {
         let format = ridge_graph::format::all().into_iter().find(|f| f.name() == name).expect("is there");
         let whole = format.granularity(1)[0] == 256;
-        for (dtype, rows) in [(DType::BF16, 1), (DType::BF16, 3), (DType::BF16, 17), (DType::BF16, 40), (DType::F16, 9)]
+        for (dtype, rows) in
+            [(DType::BF16, 1), (DType::F16, 1), (DType::BF16, 3), (DType::BF16, 17), (DType::BF16, 40), (DType::F16, 9)]
         {
             for (depth, columns) in [(256, 5), (2304, 33), (640, 16)] {
                 if whole && depth % 256 != 0 {

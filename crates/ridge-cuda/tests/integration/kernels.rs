@@ -9,6 +9,7 @@ use crate::cases::{self, KernelCase};
 use crate::codes;
 use crate::common::gpu;
 use crate::few;
+use crate::one_row;
 use crate::running::{run, same_bits};
 use crate::sparse;
 use crate::training;
@@ -142,6 +143,8 @@ fn weights_are_encoded_on_the_device_as_on_the_host() {
 fn weights_in_blocks_are_multiplied_as_they_are_stored() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::blocks());
+    hold(&gpu, &one_row::several_tiles());
+    hold(&gpu, &one_row::rows_of_groups());
 }
 
 #[test]

@@ -14,6 +14,8 @@ mod few;
 mod host_weights;
 #[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
 mod in_flight;
+#[path = "../common/one_row.rs"]
+mod one_row;
 #[path = "../common/processes.rs"]
 mod processes;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]

@@ -92,7 +92,8 @@ impl Service {
     /// proposes candidates as [`with_drafts`](Self::with_drafts) says.
     ///
     /// # Errors
-    /// As for [`Engine::new`], and when a step has fewer tokens than sequences.
+    /// As for [`Engine::new`], and when a step has fewer tokens than sequences, or one where attention is told which tokens are of a
+    /// prompt.
     pub fn new(session: Session, model: &Model, options: ServiceOptions) -> Result<Self> {
         let (chunk, sequences) = (options.engine.chunk, options.engine.sequences);
         if chunk < sequences {
@@ -103,6 +104,11 @@ impl Service {
             });
         }
         let engine = Engine::new(session, model, options.engine)?;
+        let lines = engine.most_lines();
+        if lines == 0 {
+            let why = "a step must have room for two tokens where attention is told which are of a prompt".into();
+            return Err(EngineError::Setting { name: "chunk", value: chunk.to_string(), why });
+        }
         let context = options.engine.context.min(engine.blocks().count() * engine.block_size());
         Ok(Self {
             context,
@@ -112,7 +118,7 @@ impl Service {
             grammars: None,
             masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
-            scheduler: Scheduler::new(options.policy, chunk, sequences, context),
+            scheduler: Scheduler::new(options.policy, [chunk, lines, sequences], context),
             tickets: AHashMap::new(),
             submitted: 0,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
@@ -184,8 +190,7 @@ impl Service {
         if !(1..=MAX_ANSWERS).contains(&request.n) {
             return Err(invalid("n", request.n.to_string(), format!("must be from 1 to {MAX_ANSWERS}")));
         }
-        let (waiting, room) =
-            (self.scheduler.waiting.len(), self.options.engine.sequences - self.scheduler.running.len());
+        let (waiting, room) = (self.scheduler.waiting.len(), self.scheduler.rows - self.scheduler.running.len());
         let limit = self.options.queue;
         if waiting >= limit.saturating_add(room) {
             return Err(Refused::Busy { waiting, limit });

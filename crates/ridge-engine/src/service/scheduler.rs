@@ -21,8 +21,10 @@ pub(super) struct Scheduler {
     policy: Policy,
     /// Tokens of a step at most: at least one for each sequence.
     budget: usize,
+    /// Lines of a step at most: one for each sequence and each candidate.
+    lines: usize,
     /// Sequences at a time.
-    rows: usize,
+    pub(super) rows: usize,
     /// Tokens of a sequence at most.
     context: usize,
     pub(super) running: Vec<Task>,
@@ -47,10 +49,13 @@ struct Served {
 }
 
 impl Scheduler {
-    pub(super) fn new(policy: Policy, budget: usize, rows: usize, context: usize) -> Self {
+    /// With at most so many tokens and lines of a step, and sequences at a time, each of at most `context` tokens.
+    pub(super) fn new(policy: Policy, [budget, lines, rows]: [usize; 3], context: usize) -> Self {
+        let rows = rows.min(lines);
         Self {
             policy,
             budget,
+            lines,
             rows,
             context,
             running: Vec::with_capacity(rows),
@@ -138,8 +143,10 @@ impl Scheduler {
         }
     }
 
-    /// Gives what is left of the budget to candidates of the answers that have some, as far as there are blocks for them.
-    fn propose(&mut self, engine: &mut Engine, mut budget: usize) {
+    /// Gives what is left of the budget and the lines to candidates of the answers that have some, as far as there are blocks for
+    /// them.
+    fn propose(&mut self, engine: &mut Engine, budget: usize) {
+        let mut budget = budget.min(self.lines - self.plan.len());
         for (at, count) in &self.plan {
             let task = &mut self.running[*at];
             let last = task.draft.is_some() && *count == task.missing(engine) && task.flying == 0;

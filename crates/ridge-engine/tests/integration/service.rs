@@ -169,6 +169,36 @@ fn and_where_attention_is_told_which_tokens_are_of_a_prompt() {
     many_at_once(Ways::Told);
 }
 
+/// Though a step may have as many rows, or rows and candidates, as tokens.
+#[test]
+fn steps_of_prompts_have_ready_buckets_where_attention_is_told() {
+    for (chunk, candidates) in [(8, 0), (16, 8)] {
+        let engine = EngineOptions { chunk, ..OPTIONS.engine };
+        let mut service = service_on(cpu(), Ways::Told, ServiceOptions { engine, ..OPTIONS });
+        if candidates > 0 {
+            service = service.with_drafts(Ngram { candidates, longest: 2, shortest: 1 });
+        }
+        let mut service = service.made_ready().expect("fits");
+        let ready = service.stats().made;
+        // Prompts of one token, too: a step may begin as many as it has tokens.
+        let short = (0..20).map(|token| Request::new(vec![300 + token], 3 + token as usize));
+        for request in short.chain(requests()) {
+            service.submit(request, Duration::ZERO).unwrap_or_else(|e| panic!("{e}"));
+        }
+        let heard = run(&mut service);
+        assert!(heard.values().all(|heard| heard.done.is_some() && heard.failed.is_none()));
+        assert_eq!(service.stats().made, ready, "steps of {chunk} tokens, {candidates} candidates");
+    }
+}
+
+#[test]
+fn a_step_of_one_token_is_refused_where_attention_is_told() {
+    let (session, model) = loaded(cpu(), Ways::Told);
+    let engine = EngineOptions { chunk: 1, sequences: 1, ..OPTIONS.engine };
+    let refused = Service::new(session, &model, ServiceOptions { engine, ..OPTIONS }).err().map(|e| e.to_string());
+    assert!(refused.as_ref().is_some_and(|why| why.contains("two tokens")), "{refused:?}");
+}
+
 fn many_at_once(ways: Ways) {
     let (session, model) = loaded(cpu(), ways);
     let alone = EngineOptions { context: 256, sequences: 1, chunk: 256, blocks: None };

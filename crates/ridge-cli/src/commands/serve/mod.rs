@@ -276,6 +276,9 @@ fn encoder(
     if args.parallel.ranks() > 1 {
         return Err(refused("--tp", args.parallel.ranks(), "applies to decoders only, but this is an encoder"));
     }
+    if args.place.deterministic() {
+        return Err(refused("--deterministic", true, "applies to decoders only, but this is an encoder"));
+    }
     let prompt = sentence.prompt.clone();
     let options = EmbedOptions { sentence, tokens: args.chunk.max(4096), scores: true };
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));

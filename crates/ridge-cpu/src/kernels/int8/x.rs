@@ -15,7 +15,7 @@ mod vectors;
 const RESIDENT: usize = 1 << 20;
 
 /// Of so few rows of x, few rows of the weight are taken apart at a time.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) const FEW: usize = 8;
 
 /// What multiplies codes.

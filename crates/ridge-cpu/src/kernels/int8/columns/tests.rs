@@ -12,7 +12,6 @@ use crate::kernels::int8::avx2::{Fours, Pairs};
 use crate::kernels::int8::avx512::{self, Wide};
 #[cfg(target_arch = "aarch64")]
 use crate::kernels::int8::neon::{Fours, Matrices, Pairs};
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, unit};
 
 #[cfg(target_arch = "aarch64")]
