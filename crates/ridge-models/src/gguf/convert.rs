@@ -251,7 +251,7 @@ fn of_weights<'a>(
             source: TensorSource::Table(factors),
         });
     }
-    for Rule { file, weights, change } in rules {
+    for Rule { file, weights, change, .. } in rules {
         let there = weights.iter().filter(|(name, _)| checkpoint.contains(name)).count();
         if there == 0 {
             continue;
@@ -380,7 +380,8 @@ impl PlannedTensor<'_> {
                         let values: Vec<f32> = storage.decode(&bytes).iter().map(|v| v + 1.0).collect();
                         return Ok(self.storage.encode(&values, &self.shape, None));
                     }
-                    Change::None => (storage, bytes),
+                    // Rows are divided where files are read alone.
+                    Change::None | Change::Rows(_) => (storage, bytes),
                 }
             }
         };
