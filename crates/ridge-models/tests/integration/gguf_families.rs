@@ -78,14 +78,26 @@ fn logits_of_a_file_are_as_near_to_exact_as_those_of_transformers() {
 }
 
 #[test]
-fn a_file_in_a_format_is_divided_in_blocks() {
+fn a_file_is_quantised_but_for_what_llama_cpp_keeps() {
     let to = folder("formats").join("x.gguf");
     for name in NAMES {
         let files = ModelFiles::open(Some(&file(name))).expect("opens");
-        let how = Quantisation { matrices: TensorStorage::from_name("f16"), ..Quantisation::default() };
+        // Rows of 20 become f16.
+        let how = Quantisation { matrices: TensorStorage::from_name("q8_0"), ..Quantisation::default() };
         to_gguf(&files, &to, &how, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let gguf = Gguf::open(&to).expect("opens");
+        let kept = |name: &str| {
+            let parts = ["altup", "laurel", "per_layer_model_proj", "ffn_gate_inp", "_w1.", "_a2.", "_g1.", "lerp"];
+            parts.iter().any(|part| name.contains(part))
+        };
+        let plain = TensorStorage::plain(DType::F32);
+        for tensor in gguf.tensors().iter().filter(|tensor| kept(&tensor.name)) {
+            assert_eq!(tensor.storage, plain, "{name} {}", tensor.name);
+        }
+        let matrices = gguf.tensors().iter().filter(|tensor| tensor.shape.len() > 1);
+        assert!(matrices.clone().any(|tensor| tensor.storage != plain), "{name}");
         let off = off(&Fixture::family_at(name, &to));
-        assert!((1e-7..2e-2).contains(&off), "{name}: off by {off:e}");
+        assert!((1e-7..5e-2).contains(&off), "{name}: off by {off:e}");
     }
 }
 
