@@ -39,7 +39,7 @@ fn a_file_means_what_its_checkpoint_means() {
         let off = off(&fixture);
         println!("{name}: off by {off:.1e}");
         // Numbers of metadata are f32: epsilons, cutoffs and caps.
-        assert!(off < 1e-7, "{name}: off by {off:e}");
+        assert!(off < 1e-6, "{name}: off by {off:e}");
     }
 }
 
@@ -97,7 +97,7 @@ fn a_file_is_quantised_but_for_what_llama_cpp_keeps() {
         let matrices = gguf.tensors().iter().filter(|tensor| tensor.shape.len() > 1);
         assert!(matrices.clone().any(|tensor| tensor.storage != plain), "{name}");
         let off = off(&Fixture::family_at(name, &to));
-        assert!((1e-7..5e-2).contains(&off), "{name}: off by {off:e}");
+        assert!((1e-6..5e-2).contains(&off), "{name}: off by {off:e}");
     }
 }
 
@@ -108,7 +108,7 @@ fn a_file_becomes_a_folder_of_the_same_model() {
         let gguf = Gguf::open(&file(name)).expect("opens");
         to_folder(&gguf, &to, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
         let off = off(&Fixture::family_at(name, &to));
-        assert!(off < 1e-7, "{name}: off by {off:e}");
+        assert!(off < 1e-6, "{name}: off by {off:e}");
     }
 }
 
