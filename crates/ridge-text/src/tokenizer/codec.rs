@@ -26,8 +26,8 @@ pub struct Tokenizer {
 
 /// A tokenizer of the `tokenizers` crate, with a model of the crate or of this one.
 enum Library {
-    Own(tokenizers::Tokenizer),
-    Longest(LongestTokenizer),
+    OfCrate(Box<tokenizers::Tokenizer>),
+    LongestMatch(Box<LongestTokenizer>),
 }
 
 type LongestTokenizer =
@@ -37,8 +37,8 @@ type LongestTokenizer =
 macro_rules! of_library {
     ($library:expr, $inner:ident => $call:expr) => {
         match $library {
-            Library::Own($inner) => $call,
-            Library::Longest($inner) => $call,
+            Library::OfCrate($inner) => $call,
+            Library::LongestMatch($inner) => $call,
         }
     };
 }
@@ -77,8 +77,8 @@ impl Tokenizer {
         };
         let kind = guard::check(bytes).map_err(fail)?;
         let read = || match kind.as_deref() {
-            Some(longest::KIND) => Ok(Library::Longest(serde_json::from_slice(bytes)?)),
-            _ => tokenizers::Tokenizer::from_bytes(bytes).map(Library::Own),
+            Some(longest::KIND) => Ok(Library::LongestMatch(Box::new(serde_json::from_slice(bytes)?))),
+            _ => tokenizers::Tokenizer::from_bytes(bytes).map(|inner| Library::OfCrate(Box::new(inner))),
         };
         let mut inner = guarded(read).map_err(|e| fail(e.in_context("it is not a tokenizer")))?;
         of_library!(&mut inner, inner => {
