@@ -20,7 +20,16 @@ const BYTE: u64 = 6;
 const SPACE: &str = "▁";
 
 /// Tokens that end an answer, as chat models spell them.
-const ENDS: [&str; 6] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"];
+const ENDS: [&str; 8] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<turn|>",
+    "<|tool_response>",
+];
 
 /// A vocabulary, and what the file says of it.
 struct Vocabulary<'a> {

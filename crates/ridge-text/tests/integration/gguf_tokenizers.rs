@@ -1,6 +1,7 @@
 //! Tokenizers in GGUF files beside the Python library (`fixtures/gguf_tokenizers.py`).
 
 use ridge_files::Gguf;
+use ridge_files::gguf::GgufWriter;
 use ridge_text::Tokenizer;
 use ridge_text::gguf::{end_tokens, tokenizer_json};
 use ridge_text::template::{ChatInput, ChatTemplate, Clock, Data};
@@ -95,4 +96,22 @@ fn an_older_name_of_a_template_is_that_template() {
     input.add_generation_prompt = true;
     let chat = ChatTemplate::new("world", source).and_then(|template| template.render(&input)).expect("renders");
     assert_eq!(chat.text, "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: Bye\n\nAssistant:");
+}
+
+#[test]
+fn turns_of_gemma_4_end_an_answer_where_they_are_markers() {
+    let folder = tempfile::tempdir().expect("can be made");
+    let path = folder.path().join("x.gguf");
+    // Markers, and the same spellings as ordinary tokens.
+    for (kinds, ends) in [([3, 3, 3, 4, 1], vec![1, 2, 3]), ([3, 3, 1, 1, 1], vec![1])] {
+        let mut writer = GgufWriter::default();
+        writer.text("general.architecture", "gemma4");
+        writer.text("tokenizer.ggml.model", "gemma4");
+        writer.texts("tokenizer.ggml.tokens", ["<bos>", "<eos>", "<turn|>", "<|tool_response>", "a"].into_iter());
+        writer.i32s("tokenizer.ggml.token_type", &kinds);
+        writer.u32("tokenizer.ggml.eos_token_id", 1);
+        let mut out = std::fs::File::create(&path).expect("can be made");
+        writer.write::<std::io::Error>(&mut out, |_| Ok(Vec::new())).expect("writes");
+        assert_eq!(end_tokens(&Gguf::open(&path).expect("opens")).expect("reads"), ends);
+    }
 }
