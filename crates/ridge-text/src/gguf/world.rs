@@ -19,7 +19,7 @@ pub(super) fn model(tokens: &[String], is_marker: impl Fn(usize) -> bool) -> Jso
     json!({ "type": "LongestMatch", "vocab": vocab })
 }
 
-/// The bytes of a token: `\\xff`, `\\n` and the like stand for one each.
+/// The bytes of a token: `\xff`, `\n` and the like stand for one each.
 fn unescaped(token: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(token.len());
     let mut rest = token.as_bytes();
