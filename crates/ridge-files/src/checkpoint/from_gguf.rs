@@ -77,6 +77,14 @@ fn rearranged(tensor: &Gathered) -> Option<Rearranged> {
             }
             How::Halves { heads, row: tensor.range.len() / rows }
         }
+        Change::Rows(rows) => {
+            let all = rows.stride * rows.blocks;
+            // What is not whole rows is refused where bytes are held against the shape.
+            if all == 0 || rows.end() > all || !tensor.range.len().is_multiple_of(all) {
+                return None;
+            }
+            How::Rows { shape: [all, tensor.range.len() / all], transposed: false, rows, element: 1 }
+        }
         Change::MinusOne if tensor.format.is_none() => How::MinusOne(tensor.dtype),
         Change::None | Change::MinusOne => return None,
     };

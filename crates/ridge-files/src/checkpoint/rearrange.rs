@@ -72,6 +72,8 @@ pub enum Change {
     },
     /// The file adds one to each number.
     MinusOne,
+    /// It is these rows of the file's, whose blocks are of one stride to the end.
+    Rows(Rows),
 }
 
 /// Which row of a head of `rows` rows, halves interleaved, is the `i`-th.

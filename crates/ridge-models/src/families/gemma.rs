@@ -11,7 +11,7 @@ use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, 
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, window_metadata};
 use super::tensors::{
-    ATTENTION, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, OUTPUT_NORMS, QK_NORMS, QKV, TensorName, TensorTable,
+    ATTENTION, GATED_MLP, GEMMA_INPUT_NORMS, LLAMA_TENSORS, OUTPUT_NORMS, QK_NORMS, QKV, TensorTable,
 };
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_POSITIONS, ROPE_KEYS, RopeConfig, RopeKeys, layer_windows,
@@ -119,16 +119,8 @@ fn two_ropes(f: &mut Fields<'_>, decoder: &DecoderConfig) -> Result<(RopeConfig,
 
 deref_to_decoder!(GemmaConfig);
 
-const TENSORS: TensorTable = TensorTable {
-    layer: &[
-        ATTENTION,
-        GATED_MLP,
-        QK_NORMS,
-        OUTPUT_NORMS,
-        &[INPUT_NORM, TensorName::whole("pre_feedforward_layernorm", "ffn_norm")],
-    ],
-    ..LLAMA_TENSORS
-};
+const TENSORS: TensorTable =
+    TensorTable { layer: &[ATTENTION, GATED_MLP, QK_NORMS, OUTPUT_NORMS, GEMMA_INPUT_NORMS], ..LLAMA_TENSORS };
 
 /// How Gemma 2 is registered.
 pub(super) static GEMMA2: FamilyDefinition = FamilyDefinition {

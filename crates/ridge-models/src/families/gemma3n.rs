@@ -6,14 +6,18 @@
 
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
+use serde_json::{Map, Value as Json};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, linear, open, scaled, unit_rms, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
+use super::gguf_mapping::{GgufLayout, GgufMapping, GgufMetadata, GgufTensorName, LAYERS_KEY};
 use super::layer_states::LayerStates;
-use super::per_layer::{PER_LAYER, PerLayerInputs, SHARING, SharedKeys, queries, stream};
-use super::tensors::{ATTENTION, Cut, GATED_MLP, LLAMA_TENSORS, QKV, TensorName, TensorTable};
+use super::per_layer::{self, PER_LAYER, PER_LAYER_MODEL, PerLayerInputs, SHARING, SharedKeys, queries, stream};
+use super::tensors::{
+    ATTENTION, Cut, GATED_MLP, GEMMA_INPUT_NORMS, LLAMA_TENSORS, OUTPUT_NORMS, QK_NORMS, QKV, TensorName, TensorTable,
+};
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_INTERMEDIATE, MAX_POSITIONS, REMEDY, ROPE_KEYS, RopeConfig,
     RopeKeys, layer_windows, read_two_ropes,
@@ -285,8 +289,67 @@ deref_to_decoder!(Gemma3nConfig);
 const SPARSE_KIND: &str = "sparse";
 
 /// The projection beside attention.
-const LAUREL: &[TensorName] =
-    &[TensorName::planned("laurel.linear_left", Cut::Columns), TensorName::planned("laurel.linear_right", Cut::Terms)];
+const LAUREL: &[TensorName] = &[
+    TensorName::cut("laurel.linear_left", Cut::Columns, "laurel_l"),
+    TensorName::cut("laurel.linear_right", Cut::Terms, "laurel_r"),
+    TensorName::whole("laurel.post_laurel_norm", "laurel_post_norm"),
+];
+
+/// The weights of streams.
+const ALTUP: &[TensorName] = &[
+    TensorName::whole("altup.modality_router", "altup_router"),
+    TensorName::whole("altup.router_norm", "altup_router_norm"),
+    TensorName::whole("altup.prediction_coefs", "altup_predict_coef"),
+    TensorName::whole("altup.correction_coefs", "altup_correct_coef"),
+];
+
+/// What GGUF stacks, of four streams, and the factor of the corrected stream.
+const GGUF_TENSORS: &[GgufTensorName] = &[
+    GgufTensorName::new(
+        "altup_proj.weight",
+        &["model.altup_projections.0.weight", "model.altup_projections.1.weight", "model.altup_projections.2.weight"],
+        GgufLayout::Stacked,
+    ),
+    GgufTensorName::new(
+        "altup_unembd_proj.weight",
+        &[
+            "model.altup_unembed_projections.0.weight",
+            "model.altup_unembed_projections.1.weight",
+            "model.altup_unembed_projections.2.weight",
+        ],
+        GgufLayout::Stacked,
+    ),
+    GgufTensorName::new(
+        "blk.*.altup_correct_scale.weight",
+        &["model.layers.*.altup.correct_output_scale"],
+        GgufLayout::Same,
+    ),
+];
+
+/// Layers with keys of their own, where a GGUF file does not say.
+const GGUF_OWN_KEYS: u64 = 20;
+
+/// Adds what only this family has of a GGUF file, which has the gates' cutoffs and not the shares of what they close.
+fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {
+    let layers = file.int(LAYERS_KEY)?.unwrap_or_default();
+    per_layer::read_gguf(file, to, layers.saturating_sub(GGUF_OWN_KEYS))?;
+    let local = file.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    to.insert("rope_local_base_freq".into(), local.into());
+    for (theirs, ours) in [("altup.num_inputs", "altup_num_inputs"), ("altup.active_idx", "altup_active_idx")] {
+        if let Some(value) = file.int(theirs)? {
+            to.insert(ours.into(), value.into());
+        }
+    }
+    to.insert("altup_correct_scale".into(), file.has("blk.0.altup_correct_scale.weight").into());
+    if let Some(rank) = file.rows("blk.0.laurel_l.weight") {
+        to.insert("laurel_rank".into(), rank.into());
+    }
+    if let Some(cutoffs) = file.list("activation_sparsity_scale")? {
+        let share = |cutoff: f64| 0.5 * libm::erfc(-cutoff * std::f64::consts::FRAC_1_SQRT_2);
+        to.insert("activation_sparsity_pattern".into(), cutoffs.into_iter().map(share).collect());
+    }
+    Ok(())
+}
 
 /// How it is registered.
 pub(super) static GEMMA3N: FamilyDefinition = FamilyDefinition {
@@ -296,8 +359,12 @@ pub(super) static GEMMA3N: FamilyDefinition = FamilyDefinition {
     // Bounds of AltUp's weights in training.
     harmless: &[&["altup_coef_clip"]],
     read: ReadConfig::Decoder(|f| Ok(Box::new(Gemma3nConfig::read(f)?))),
-    tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, LAUREL, PER_LAYER], ..LLAMA_TENSORS },
-    gguf: None,
+    tensors: TensorTable {
+        layer: &[ATTENTION, QK_NORMS, GATED_MLP, LAUREL, ALTUP, PER_LAYER, OUTPUT_NORMS, GEMMA_INPUT_NORMS],
+        others: PER_LAYER_MODEL,
+        ..LLAMA_TENSORS
+    },
+    gguf: Some(GgufMapping { tensors: GGUF_TENSORS, read: read_gguf, ..GgufMapping::new("gemma3n") }),
 };
 
 impl DecoderFamily for Gemma3nConfig {

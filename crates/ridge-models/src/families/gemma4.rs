@@ -11,9 +11,12 @@ use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear, scaled, 
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, LayerInputs, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{ExpertsConfig, MAX_SIZE, dispatch, router};
+use super::gemma4_gguf;
 use super::layer_states::LayerStates;
-use super::per_layer::{PER_LAYER, PerLayerInputs, SHARING, SharedKeys, queries};
-use super::tensors::{ATTENTION, Cut, GATED_MLP, LLAMA_TENSORS, QKV, TensorName, TensorTable};
+use super::per_layer::{PER_LAYER, PER_LAYER_MODEL, PerLayerInputs, SHARING, SharedKeys, queries};
+use super::tensors::{
+    ATTENTION, Cut, GATED_MLP, GEMMA_INPUT_NORMS, LLAMA_TENSORS, OUTPUT_NORMS, QK_NORMS, QKV, TensorName, TensorTable,
+};
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HEADS, MAX_POSITIONS, REMEDY, layer_windows,
 };
@@ -265,9 +268,13 @@ deref_to_decoder!(Gemma4Config);
 
 /// The projections of experts.
 const EXPERTS: &[TensorName] = &[
-    TensorName::planned("experts.gate_proj", Cut::Columns),
-    TensorName::planned("experts.up_proj", Cut::Columns),
-    TensorName::planned("experts.down_proj", Cut::Terms),
+    TensorName::cut("experts.gate_proj", Cut::Columns, "ffn_gate_exps"),
+    TensorName::cut("experts.up_proj", Cut::Columns, "ffn_up_exps"),
+    TensorName::cut("experts.down_proj", Cut::Terms, "ffn_down_exps"),
+    TensorName::whole("router.proj", "ffn_gate_inp"),
+    TensorName::whole("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    TensorName::whole("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    TensorName::whole("post_feedforward_layernorm_2", "post_ffw_norm_2"),
 ];
 
 /// How it is registered.
@@ -277,8 +284,12 @@ pub(super) static GEMMA4: FamilyDefinition = FamilyDefinition {
     class: Some("Gemma4ForCausalLM"),
     harmless: &[],
     read: ReadConfig::Decoder(|f| Ok(Box::new(Gemma4Config::read(f)?))),
-    tensors: TensorTable { layer: &[ATTENTION, GATED_MLP, PER_LAYER, EXPERTS], ..LLAMA_TENSORS },
-    gguf: None,
+    tensors: TensorTable {
+        layer: &[ATTENTION, QK_NORMS, GATED_MLP, PER_LAYER, EXPERTS, OUTPUT_NORMS, GEMMA_INPUT_NORMS],
+        others: PER_LAYER_MODEL,
+        ..LLAMA_TENSORS
+    },
+    gguf: Some(gemma4_gguf::GEMMA4),
 };
 
 impl DecoderFamily for Gemma4Config {

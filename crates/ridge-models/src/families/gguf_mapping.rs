@@ -19,6 +19,15 @@ pub(crate) trait GgufMetadata {
     /// The truth value under `key`; errors as those of `int`.
     fn flag(&self, key: &str) -> Result<Option<bool>>;
 
+    /// The numbers of the array under `key`, or the one number there, truth values as 0 and 1; errors as those of `int`.
+    fn list(&self, key: &str) -> Result<Option<Vec<f64>>>;
+
+    /// The numbers of the vector `name`, if the file has this tensor.
+    ///
+    /// # Errors
+    /// [`ModelError::Files`] if it is no vector, or in blocks.
+    fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>>;
+
     /// How many tokens a token sees, if the file says; 0 as it stands there.
     fn window_or_zero(&self) -> Option<u64>;
 
@@ -63,6 +72,42 @@ pub(crate) enum MixRules {
     Falcon,
 }
 
+/// A tensor in GGUF whose name, shape or order of rows is not that of a weight with another scope, which [`TensorName`] covers.
+/// `*` in names is the number of a layer.
+///
+/// [`TensorName`]: super::tensors::TensorName
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GgufTensorName {
+    /// Its whole name.
+    pub(crate) file: &'static str,
+    /// The whole names of the weights that it has.
+    pub(crate) weights: &'static [&'static str],
+    /// How it has them.
+    pub(crate) layout: GgufLayout,
+}
+
+/// How a tensor in GGUF has one weight or several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GgufLayout {
+    /// One, as it is.
+    Same,
+    /// One, `[heads, head_dim]`, as a vector; tables leave the number of heads 0.
+    Flat(usize),
+    /// Weights of one shape along a new first axis.
+    Stacked,
+    /// Two of experts, `[experts, rows, columns]` each: the rows of both one after another, expert by expert.
+    ExpertHalves,
+    /// None: the file repeats a weight where the model has none.
+    Unused,
+}
+
+impl GgufTensorName {
+    /// The weight `weight` under the name `file`.
+    pub(crate) const fn new(file: &'static str, weights: &'static [&'static str], layout: GgufLayout) -> Self {
+        Self { file, weights, layout }
+    }
+}
+
 /// How GGUF describes a family.
 pub(crate) struct GgufMapping {
     /// The value of `general.architecture`. Families may share it; see `applies`.
@@ -78,6 +123,8 @@ pub(crate) struct GgufMapping {
     pub(crate) interleaved: bool,
     /// Do norms have one added?
     pub(crate) norms_plus_one: bool,
+    /// Tensors besides those of the family's table; of several that give a weight, a file has one.
+    pub(crate) tensors: &'static [GgufTensorName],
     /// How mixes of formats treat it.
     pub(crate) mix: MixRules,
     /// Adds what only this family has to a configuration.
@@ -94,6 +141,7 @@ impl GgufMapping {
             rope_theta: Some("rope_theta"),
             interleaved: false,
             norms_plus_one: false,
+            tensors: &[],
             mix: MixRules::Usual,
             read: |_, _| Ok(()),
         }

@@ -31,6 +31,7 @@ mod falcon_h1;
 mod gemma;
 mod gemma3n;
 mod gemma4;
+mod gemma4_gguf;
 mod gguf_mapping;
 mod glm4;
 mod glm4_moe;
@@ -88,7 +89,9 @@ mod vit;
 mod zamba2;
 
 pub(crate) use definition::FamilyDefinition;
-pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, MixRules, ROTATED_KEY, WINDOW_KEY};
+pub(crate) use gguf_mapping::{
+    GgufEntry, GgufLayout, GgufMapping, GgufMetadata, GgufTensorName, LAYERS_KEY, MixRules, ROTATED_KEY, WINDOW_KEY,
+};
 pub(crate) use registry::{by_gguf, families};
 pub(crate) use tensors::TensorName;
 

@@ -3,10 +3,12 @@
 
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
+use serde_json::{Map, Value as Json};
 
 use super::blocks::{NormKind, linear, scaled, weight};
 use super::decoder::{DecoderLayer, LayerInputs};
 use super::experts::MAX_SIZE;
+use super::gguf_mapping::{GgufMetadata, LAYERS_KEY};
 use super::layer_states::LayerStates;
 use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
@@ -18,9 +20,44 @@ pub(super) const SHARING: &str = "sharing";
 
 /// The projections of a layer's own embedding.
 pub(super) const PER_LAYER: &[TensorName] = &[
-    TensorName::planned("per_layer_input_gate", Cut::Columns),
-    TensorName::planned("per_layer_projection", Cut::Terms),
+    TensorName::cut("per_layer_input_gate", Cut::Columns, "inp_gate"),
+    TensorName::cut("per_layer_projection", Cut::Terms, "proj"),
+    TensorName::whole("post_per_layer_input_norm", "post_norm"),
 ];
+
+/// What all layers' embeddings are made of.
+pub(super) const PER_LAYER_MODEL: &[TensorName] = &[
+    TensorName::whole("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    TensorName::whole("model.per_layer_model_projection", "per_layer_model_proj"),
+    TensorName::whole("model.per_layer_projection_norm", "per_layer_proj_norm"),
+];
+
+/// Adds to a configuration what a GGUF file says of windows, embeddings for layers and shared keys, of which there are
+/// `shared` if it does not say. Returns which layers have windows.
+///
+/// # Errors
+/// [`ModelError::Files`](crate::ModelError::Files) if a key is not what it is in these families.
+pub(super) fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>, shared: u64) -> Result<Vec<bool>> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let layers = file.int(LAYERS_KEY)?.unwrap_or_default();
+    let windows: Vec<bool> = file.list(PATTERN)?.unwrap_or_default().iter().map(|window| *window != 0.0).collect();
+    if windows.len() as u64 != layers {
+        return Err(file.wrong(PATTERN, &format!("has {} values for {layers} layers", windows.len())));
+    }
+    let kind = |window: &bool| if *window { "sliding_attention" } else { "full_attention" };
+    to.insert("layer_types".into(), windows.iter().map(kind).collect());
+    to.insert("sliding_window".into(), file.window().into());
+    to.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
+    to.insert("final_logit_softcapping".into(), file.float("final_logit_softcapping")?.into());
+    let width = file.int("embedding_length_per_layer_input")?;
+    to.insert("hidden_size_per_layer_input".into(), width.unwrap_or_default().into());
+    if let Some(rows) = file.rows("per_layer_token_embd.weight") {
+        to.insert("vocab_size_per_layer_input".into(), rows.into());
+    }
+    let shared = file.int("attention.shared_kv_layers")?.unwrap_or(shared);
+    to.insert("num_kv_shared_layers".into(), shared.into());
+    Ok(windows)
+}
 
 /// Embeddings of tokens for every layer: a row of a table for all layers, and a projection of the model's embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]

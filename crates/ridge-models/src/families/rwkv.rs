@@ -12,7 +12,7 @@ use super::blocks::{NormKind, ResidualHalf};
 use super::decoder::{DecoderFamily, DecoderLayer, LayerInputs};
 use super::layer_states::LayerStates;
 use super::recurrent::previous;
-use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
+use super::tensors::{LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::DecoderConfig;
 use crate::model::BuildOptions;
 
@@ -43,10 +43,9 @@ pub(super) const FLA_NAMES: RwkvNames = RwkvNames {
 
 /// The tensors of that library's models.
 pub(super) const FLA_TENSORS: TensorTable = TensorTable {
-    embedding: TensorName { scope: "model.embeddings", cut: None, gguf: None },
+    embedding: TensorName::whole("model.embeddings", "token_embd"),
     attention: TOKENS,
-    norm: TensorName { scope: "model.norm", cut: None, gguf: None },
-    head: TensorName::planned("lm_head", Cut::Vocabulary),
+    norm: TensorName::whole("model.norm", "output_norm"),
     layer: &[],
     ..LLAMA_TENSORS
 };

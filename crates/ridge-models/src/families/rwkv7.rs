@@ -9,10 +9,12 @@ use super::blocks::{linear, scaled, squared};
 use super::decoder::{DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
+use super::gguf_mapping::{GgufLayout, GgufMapping, GgufTensorName, LAYER_NORM_EPSILON};
 use super::layer_states::LayerStates;
 use super::linear_attention::LINEAR_HARMLESS;
 use super::recurrent::{f32_weight, flat, grouped_layer_norm, heads_of, recurrence};
 use super::rwkv::{FLA_TENSORS, Rwkv, TOKENS, change, shifted};
+use super::tensors::{TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HEADS, REMEDY};
 use crate::error::Result;
 use crate::model::BuildOptions;
@@ -128,6 +130,89 @@ fn low_rank(
 
 deref_to_decoder!(Rwkv7Config);
 
+/// Norms and projections.
+const TENSORS: &[TensorName] = &[
+    TensorName::whole("attn_norm", "attn_norm"),
+    TensorName::whole("ffn_norm", "attn_norm_2"),
+    TensorName::whole("time_mixer.r_proj", "time_mix_receptance"),
+    TensorName::whole("time_mixer.k_proj", "time_mix_key"),
+    TensorName::whole("time_mixer.v_proj", "time_mix_value"),
+    TensorName::whole("time_mixer.o_proj", "time_mix_output"),
+    TensorName::whole("time_mixer.g_norm", "time_mix_ln"),
+    TensorName::whole("channel_mixer.key", "channel_mix_key"),
+    TensorName::whole("channel_mixer.value", "channel_mix_value"),
+];
+
+/// In GGUF a bias of a projection of low rank is a weight too, and the first layer repeats its learning rates' projection
+/// where others have that of values.
+const GGUF_TENSORS: &[GgufTensorName] = &{
+    use GgufLayout::{Flat, Same, Stacked, Unused};
+    const fn tensor(file: &'static str, weights: &'static [&'static str], layout: GgufLayout) -> GgufTensorName {
+        GgufTensorName::new(file, weights, layout)
+    }
+    [
+        tensor("token_embd_norm.weight", &["model.layers.0.pre_norm.weight"], Same),
+        tensor("token_embd_norm.bias", &["model.layers.0.pre_norm.bias"], Same),
+        tensor(
+            "blk.*.time_mix_lerp_fused.weight",
+            &[
+                "model.layers.*.time_mixer.x_r",
+                "model.layers.*.time_mixer.x_w",
+                "model.layers.*.time_mixer.x_k",
+                "model.layers.*.time_mixer.x_v",
+                "model.layers.*.time_mixer.x_a",
+                "model.layers.*.time_mixer.x_g",
+            ],
+            Stacked,
+        ),
+        tensor("blk.0.time_mix_v0.weight", &[], Unused),
+        tensor("blk.0.time_mix_v1.weight", &[], Unused),
+        tensor("blk.0.time_mix_v2.weight", &[], Unused),
+        tensor("blk.*.time_mix_w0.weight", &["model.layers.*.time_mixer.w_lora.lora.2.bias"], Same),
+        tensor("blk.*.time_mix_w1.weight", &["model.layers.*.time_mixer.w_lora.lora.0.weight"], Same),
+        tensor("blk.*.time_mix_w2.weight", &["model.layers.*.time_mixer.w_lora.lora.2.weight"], Same),
+        tensor("blk.*.time_mix_a0.weight", &["model.layers.*.time_mixer.a_lora.lora.2.bias"], Same),
+        tensor("blk.*.time_mix_a1.weight", &["model.layers.*.time_mixer.a_lora.lora.0.weight"], Same),
+        tensor("blk.*.time_mix_a2.weight", &["model.layers.*.time_mixer.a_lora.lora.2.weight"], Same),
+        tensor("blk.*.time_mix_v0.weight", &["model.layers.*.time_mixer.v_lora.lora.2.bias"], Same),
+        tensor("blk.*.time_mix_v1.weight", &["model.layers.*.time_mixer.v_lora.lora.0.weight"], Same),
+        tensor("blk.*.time_mix_v2.weight", &["model.layers.*.time_mixer.v_lora.lora.2.weight"], Same),
+        tensor("blk.*.time_mix_g1.weight", &["model.layers.*.time_mixer.g_lora.lora.0.weight"], Same),
+        tensor("blk.*.time_mix_g2.weight", &["model.layers.*.time_mixer.g_lora.lora.2.weight"], Same),
+        tensor("blk.*.time_mix_k_k.weight", &["model.layers.*.time_mixer.k_k"], Same),
+        tensor("blk.*.time_mix_k_a.weight", &["model.layers.*.time_mixer.k_a"], Same),
+        tensor("blk.*.time_mix_r_k.weight", &["model.layers.*.time_mixer.r_k"], Flat(0)),
+        tensor("blk.*.channel_mix_lerp_k.weight", &["model.layers.*.channel_mixer.x_k"], Same),
+    ]
+};
+
+const GGUF: GgufMapping = GgufMapping {
+    keys: &[
+        // It is 0 and means nothing: heads follow from their width.
+        ("attention.head_count", None),
+        ("attention.head_count_kv", None),
+        ("attention.key_length", None),
+        (LAYER_NORM_EPSILON, Some("norm_eps")),
+        ("attention.layer_norm_rms_epsilon", None),
+        ("wkv.head_size", Some("head_dim")),
+        ("attention.decay_lora_rank", Some("decay_low_rank_dim")),
+        ("attention.iclr_lora_rank", Some("a_low_rank_dim")),
+        ("attention.value_residual_mix_lora_rank", Some("v_low_rank_dim")),
+        ("attention.gate_lora_rank", Some("gate_low_rank_dim")),
+    ],
+    rope_theta: None,
+    tensors: GGUF_TENSORS,
+    read: |file, to| {
+        to.insert("hidden_act".into(), "sqrelu".into());
+        to.insert("norm_first".into(), file.has("token_embd_norm.weight").into());
+        to.insert("norm_bias".into(), file.has("output_norm.bias").into());
+        // llama.cpp bounds the lengths of keys from below.
+        to.insert("fuse_norm".into(), false.into());
+        Ok(())
+    },
+    ..GgufMapping::new("rwkv7")
+};
+
 /// How it is registered.
 pub(super) static RWKV7: FamilyDefinition = FamilyDefinition {
     name: "rwkv7",
@@ -135,8 +220,8 @@ pub(super) static RWKV7: FamilyDefinition = FamilyDefinition {
     class: Some("RWKV7ForCausalLM"),
     harmless: &[LINEAR_HARMLESS],
     read: ReadConfig::Decoder(|f| Ok(Box::new(Rwkv7Config::read(f)?))),
-    tensors: FLA_TENSORS,
-    gguf: None,
+    tensors: TensorTable { layer: &[TENSORS], ..FLA_TENSORS },
+    gguf: Some(GGUF),
 };
 
 impl Rwkv for Rwkv7Config {

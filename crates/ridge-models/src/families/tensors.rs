@@ -150,6 +150,10 @@ pub(crate) const OUTPUT_NORMS: &[TensorName] = &[
     TensorName::whole("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
+/// Norms on the way into attention and MLP, where [`OUTPUT_NORMS`] are on the way out.
+pub(crate) const GEMMA_INPUT_NORMS: &[TensorName] =
+    &[INPUT_NORM, TensorName::whole("pre_feedforward_layernorm", "ffn_norm")];
+
 /// The tensors of Llama, which most families took over.
 pub(crate) const LLAMA_TENSORS: TensorTable = TensorTable {
     embedding: TensorName::whole("model.embed_tokens", "token_embd"),

@@ -36,7 +36,8 @@ pub(super) fn torch_name(dtype: DType) -> &'static str {
 pub fn config_json(gguf: &Gguf) -> Result<String> {
     let architecture = gguf.needed("general.architecture", gguf.text("general.architecture")?)?;
     let window = gguf.int(&format!("{architecture}.{WINDOW_KEY}"))?;
-    let file = Metadata { gguf, architecture, window, read: RefCell::new(BTreeSet::from([WINDOW_KEY.to_owned()])) };
+    let read = RefCell::new(BTreeSet::from([WINDOW_KEY.to_owned()]));
+    let file = Metadata { gguf, architecture, window, read, lists: RefCell::default() };
     let family = by_gguf(architecture, &file);
     let mut reader = ConfigReader { file, family, out: Map::new() };
     reader.read()?;
@@ -59,6 +60,8 @@ struct Metadata<'a> {
     window: Option<u64>,
     /// The keys that were asked for, without the architecture's name.
     read: RefCell<BTreeSet<String>>,
+    /// Those of them that the family reads as arrays.
+    lists: RefCell<BTreeSet<String>>,
 }
 
 impl Metadata<'_> {
@@ -89,6 +92,29 @@ impl GgufMetadata for Metadata<'_> {
 
     fn flag(&self, key: &str) -> Result<Option<bool>> {
         Ok(self.gguf.flag(&self.key(key))?)
+    }
+
+    fn list(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        self.lists.borrow_mut().insert(key.to_owned());
+        let key = self.key(key);
+        let number = |value: GgufValue| match value {
+            GgufValue::Bool(flag) => Some(f64::from(u8::from(flag))),
+            value => value.as_f64(),
+        };
+        let numbers: Option<Vec<f64>> = match self.gguf.value(&key) {
+            None => return Ok(None),
+            Some(GgufValue::Array(array)) => self.gguf.elements(array).map(number).collect(),
+            Some(value) => number(value.clone()).map(|number| vec![number]),
+        };
+        numbers.map(Some).ok_or_else(|| self.gguf.wrong(&key, "is neither a number nor an array of them").into())
+    }
+
+    fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(tensor) = self.gguf.tensors().iter().find(|t| t.name == name) else { return Ok(None) };
+        if tensor.shape.len() != 1 || tensor.storage.format.is_some() {
+            return Err(self.gguf.wrong(name, "is not a plain vector").into());
+        }
+        Ok(Some(tensor.storage.decode(self.gguf.data(tensor)).into_iter().map(f64::from).collect()))
     }
 
     fn window_or_zero(&self) -> Option<u64> {
@@ -217,7 +243,7 @@ impl ConfigReader<'_> {
             mapping.is_some_and(|mapping| mapping.keys.contains(&(key, None)))
         };
         for (key, usual) in [("attention.head_count_kv", heads), ("attention.key_length", shared)] {
-            let value = if lacks(key) { file.int(key)? } else { None };
+            let value = if lacks(key) && !file.lists.borrow().contains(key) { file.int(key)? } else { None };
             if let Some((value, usual)) = value.zip(usual).filter(|(value, usual)| value != usual) {
                 return Err(file.wrong(key, &format!("= {value} where models of this family have {usual}")));
             }
@@ -321,9 +347,9 @@ impl ConfigReader<'_> {
             return Err(file.wrong(MIX, &format!("= {mix} mixes frequencies in a way that Ridge does not know")));
         }
         let (every, long, short) = (
-            self.factors("rope_freqs.weight")?,
-            self.factors("rope_factors_long.weight")?,
-            self.factors("rope_factors_short.weight")?,
+            file.numbers("rope_freqs.weight")?,
+            file.numbers("rope_factors_long.weight")?,
+            file.numbers("rope_factors_short.weight")?,
         );
         if let Some(factor) = factor.filter(|factor| *factor != 1.0 && (every.is_some() || long.is_some())) {
             let problem = format!("= {factor} stretches frequencies that have factors of their own");
@@ -360,15 +386,6 @@ impl ConfigReader<'_> {
             self.out.insert("rope_scaling".into(), scaling.into());
         }
         Ok(())
-    }
-
-    /// The elements of a tensor of factors.
-    fn factors(&self, name: &str) -> Result<Option<Vec<f64>>> {
-        let Some(tensor) = self.file.gguf.tensors().iter().find(|t| t.name == name) else { return Ok(None) };
-        if tensor.shape.len() != 1 || tensor.storage.format.is_some() {
-            return Err(self.file.gguf.wrong(name, "is not a plain vector").into());
-        }
-        Ok(Some(tensor.storage.decode(self.file.gguf.data(tensor)).into_iter().map(f64::from).collect()))
     }
 }
 

@@ -251,7 +251,7 @@ fn of_weights<'a>(
             source: TensorSource::Table(factors),
         });
     }
-    for Rule { file, weights, change } in rules {
+    for Rule { file, weights, change, .. } in rules {
         let there = weights.iter().filter(|(name, _)| checkpoint.contains(name)).count();
         if there == 0 {
             continue;
@@ -284,15 +284,35 @@ fn of_weights<'a>(
     Ok(planned)
 }
 
+/// Parts of names of matrices whose storage stays as it is, here as in llama.cpp. Positions and segments are looked up and added,
+/// and small. So are routers, whose choices jump, weights of Gemma 3n's streams, and projections of low rank.
+const KEPT: [&str; 17] = [
+    "position_embd.weight",
+    "token_types.weight",
+    ".ffn_gate_inp.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "time_mix_w1.weight",
+    "time_mix_w2.weight",
+    "time_mix_a1.weight",
+    "time_mix_a2.weight",
+    "time_mix_v1.weight",
+    "time_mix_v2.weight",
+    "time_mix_g1.weight",
+    "time_mix_g2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_lerp_fused.weight",
+];
+
 /// Gives a matrix the storage that is asked for, or the nearest that can hold it.
 fn choose(tensor: &mut PlannedTensor<'_>, how: &Quantisation, model: Option<&MixedModel>, written: &mut Written) {
     let outer = matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight");
     let width = tensor.shape.last().copied().unwrap_or(1);
     let mixed = || how.mix.zip(model).and_then(|(mix, model)| mix.of(&tensor.name, width, model));
     let wanted = how.outer.clone().filter(|_| outer).or_else(mixed).or_else(|| how.matrices.clone());
-    // Positions and segments are looked up and added, and small. So are routers, whose choices jump.
-    let small = matches!(tensor.name.as_str(), "position_embd.weight" | "token_types.weight")
-        || tensor.name.ends_with(".ffn_gate_inp.weight");
+    let small = KEPT.iter().any(|part| tensor.name.contains(part));
     let Some(wanted) = wanted.filter(|_| matches!(tensor.shape.len(), 2 | 3) && !small) else { return };
     let mut storage = wanted.clone();
     while storage.bytes(&tensor.shape).is_err() {
@@ -380,7 +400,8 @@ impl PlannedTensor<'_> {
                         let values: Vec<f32> = storage.decode(&bytes).iter().map(|v| v + 1.0).collect();
                         return Ok(self.storage.encode(&values, &self.shape, None));
                     }
-                    Change::None => (storage, bytes),
+                    // Rows are divided where files are read alone.
+                    Change::None | Change::Rows(_) => (storage, bytes),
                 }
             }
         };

@@ -15,6 +15,9 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
     let Some(mapping) = &config.family().gguf else {
         return Err(no_words(files, "GGUF has no name for its family"));
     };
+    if !mapping.tensors.is_empty() {
+        return Err(no_words(files, "GGUF files of its family are read, and not written"));
+    }
     let architecture = mapping.architecture;
     let refuse = |problem: &str| Err(no_words(files, problem));
     let key = |name: &str| format!("{architecture}.{name}");

@@ -4,14 +4,16 @@
 //! Llama's queries and keys are in another order, since there the two numbers that a rotation turns lie side by side;
 //! Gemma's norms have one added.
 
-use ridge_files::checkpoint::{Change, Gathered};
+use std::ops::Range;
+
+use ridge_files::checkpoint::{Change, Gathered, Rows};
 use ridge_files::gguf::{GgufTensor, TensorStorage};
 use ridge_files::{Checkpoint, Gguf};
 
 use super::config::config_json;
 use crate::config::DecoderConfig;
-use crate::error::Result;
-use crate::families::{EncoderConfig, FamilyDefinition, MixRules, ModelConfig, TensorName};
+use crate::error::{ModelError, Result};
+use crate::families::{EncoderConfig, FamilyDefinition, GgufLayout, GgufTensorName, MixRules, ModelConfig, TensorName};
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
@@ -22,6 +24,8 @@ pub(super) struct Rule {
     pub(super) weights: Vec<(String, usize)>,
     /// How the weight follows from what the file has.
     pub(super) change: Change,
+    /// How the file has these weights.
+    pub(super) layout: GgufLayout,
 }
 
 /// What decides how many rows tensors have, and which.
@@ -85,7 +89,7 @@ fn rules(family: &FamilyDefinition, layer: &[TensorName], sizes: &Sizes) -> Vec<
     let mut add = |file: String, weights: Vec<(String, usize)>, change: Change| {
         for kind in ["weight", "bias"] {
             let weights = weights.iter().map(|(name, rows)| (format!("{name}.{kind}"), *rows)).collect();
-            rules.push(Rule { file: format!("{file}.{kind}"), weights, change });
+            rules.push(Rule { file: format!("{file}.{kind}"), weights, change, layout: GgufLayout::Same });
         }
     };
     let change_of = |file: &str| match file {
@@ -114,7 +118,23 @@ fn rules(family: &FamilyDefinition, layer: &[TensorName], sizes: &Sizes) -> Vec<
             add(format!("blk.{index}.{file}"), weights.collect(), change_of(file));
         }
     }
+    rules.extend(mapping.tensors.iter().flat_map(|tensor| of_layers(tensor, sizes)));
     rules
+}
+
+/// The rules of `tensor`: one for each layer if its name has a place for their number.
+fn of_layers(tensor: &GgufTensorName, sizes: &Sizes) -> Vec<Rule> {
+    let layers = if tensor.file.contains('*') { sizes.layers } else { 1 };
+    let rule = |index: usize| {
+        let name = |name: &str| name.replace('*', &index.to_string());
+        let weights = tensor.weights.iter().map(|weight| (name(weight), 0)).collect();
+        let layout = match tensor.layout {
+            GgufLayout::Flat(_) => GgufLayout::Flat(sizes.heads),
+            other => other,
+        };
+        Rule { file: name(tensor.file), weights, change: Change::None, layout }
+    };
+    (0..layers).map(rule).collect()
 }
 
 /// Tensors that hold no weights: what they say is in the configuration.
@@ -141,27 +161,9 @@ pub fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     let mut tensors = Vec::new();
     for rule in &rules {
         let Some(tensor) = left.remove(rule.file.as_str()) else { continue };
-        let rows = tensor.shape.first().copied().unwrap_or(1);
-        let wanted: usize = rule.weights.iter().map(|(_, rows)| rows).sum();
-        if wanted != 0 && wanted != rows {
-            let problem = format!("the tensor {} has {rows} rows, and the metadata asks for {wanted}", rule.file);
-            return Err(gguf.fail(problem, "download the file again, or convert the model again").into());
-        }
-        // A vector's rows are its elements, of which a block is none.
-        let row = match tensor.shape.len() {
-            1 if tensor.storage.format.is_some() => 0,
-            _ => tensor.range.len() / rows.max(1),
-        };
-        let mut from = tensor.range.start;
-        for (name, part) in &rule.weights {
-            let (mut shape, mut bytes) = (tensor.shape.clone(), tensor.range.len());
-            if rule.weights.len() > 1 {
-                shape[0] = *part;
-                bytes = part * row;
-            }
-            let range = from..from + bytes;
-            from = range.end;
-            tensors.push(gathered(name.clone(), tensor, shape, range, rule.change));
+        match rule.layout {
+            GgufLayout::Same => tensors.extend(of_rows(gguf, rule, tensor)?),
+            layout => tensors.extend(of_layout(gguf, rule, layout, tensor)?),
         }
     }
     // What has no rule keeps its name, so that the list of what is not in the model has it.
@@ -171,13 +173,78 @@ pub fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     Ok(Checkpoint::from_gguf(gguf, tensors)?)
 }
 
-fn gathered(
-    name: String,
-    tensor: &GgufTensor,
-    shape: Vec<usize>,
-    range: std::ops::Range<usize>,
-    change: Change,
-) -> Gathered {
+/// The weights of `rule`, each of rows of its own, in `tensor`.
+fn of_rows(gguf: &Gguf, rule: &Rule, tensor: &GgufTensor) -> Result<Vec<Gathered>> {
+    let rows = tensor.shape.first().copied().unwrap_or(1);
+    let wanted: usize = rule.weights.iter().map(|(_, rows)| rows).sum();
+    if wanted != 0 && wanted != rows {
+        return Err(wrong_shape(gguf, tensor, &format!("has {rows} rows, and the metadata asks for {wanted}")));
+    }
+    // A vector's rows are its elements, of which a block is none.
+    let row = match tensor.shape.len() {
+        1 if tensor.storage.format.is_some() => 0,
+        _ => tensor.range.len() / rows.max(1),
+    };
+    let mut from = tensor.range.start;
+    let mut parts = Vec::new();
+    for (name, part) in &rule.weights {
+        let (mut shape, mut bytes) = (tensor.shape.clone(), tensor.range.len());
+        if rule.weights.len() > 1 {
+            shape[0] = *part;
+            bytes = part * row;
+        }
+        let range = from..from + bytes;
+        from = range.end;
+        parts.push(gathered(name.clone(), tensor, shape, range, rule.change));
+    }
+    Ok(parts)
+}
+
+/// The weights of `rule` in `tensor`, which has another shape.
+fn of_layout(gguf: &Gguf, rule: &Rule, layout: GgufLayout, tensor: &GgufTensor) -> Result<Vec<Gathered>> {
+    let (range, count) = (tensor.range.clone(), rule.weights.len());
+    let each = |of: &dyn Fn(usize) -> (Vec<usize>, Range<usize>, Change)| {
+        let weights = rule.weights.iter().enumerate();
+        Ok(weights
+            .map(|(nth, (name, _))| {
+                let (shape, range, change) = of(nth);
+                gathered(name.clone(), tensor, shape, range, change)
+            })
+            .collect())
+    };
+    match (layout, &tensor.shape[..]) {
+        (GgufLayout::Unused, _) => Ok(Vec::new()),
+        (GgufLayout::Flat(heads), [all]) if heads > 0 && all % heads == 0 => {
+            each(&|_| (vec![heads, all / heads], range.clone(), Change::None))
+        }
+        (GgufLayout::Stacked, [first, shape @ ..]) if *first == count => {
+            let bytes = range.len() / count.max(1);
+            each(&|nth| {
+                let from = range.start + nth * bytes;
+                (shape.to_vec(), from..from + bytes, Change::None)
+            })
+        }
+        (GgufLayout::ExpertHalves, [experts, both, columns]) if both % count == 0 => {
+            let len = both / count;
+            each(&|nth| {
+                let rows = Rows { first: nth * len, len, stride: *both, blocks: *experts };
+                (vec![*experts, len, *columns], range.clone(), Change::Rows(rows))
+            })
+        }
+        _ => Err(wrong_shape(
+            gguf,
+            tensor,
+            &format!("has the shape {:?}, which does not hold {count} weights", tensor.shape),
+        )),
+    }
+}
+
+fn wrong_shape(gguf: &Gguf, tensor: &GgufTensor, problem: &str) -> ModelError {
+    let problem = format!("the tensor {} {problem}", tensor.name);
+    gguf.fail(problem, "download the file again, or convert the model again").into()
+}
+
+fn gathered(name: String, tensor: &GgufTensor, shape: Vec<usize>, range: Range<usize>, change: Change) -> Gathered {
     let TensorStorage { dtype, format } = tensor.storage.clone();
     Gathered { name, dtype, format, shape, part: tensor.part, range, change }
 }

@@ -47,6 +47,7 @@ fn models() -> Vec<String> {
                 "falcon_rw",
                 "gemma3_encoder",
                 "gemma3n",
+                "gemma3n_four",
                 "gemma4",
                 "gemma4_dense",
                 "gemma4_moe",

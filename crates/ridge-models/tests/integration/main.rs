@@ -9,6 +9,7 @@ mod families;
 mod family_configs;
 mod fp8;
 mod gguf;
+mod gguf_families;
 mod gguf_metadata;
 mod gguf_parts;
 mod llama_cost;

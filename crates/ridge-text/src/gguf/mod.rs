@@ -3,6 +3,7 @@
 
 mod pretokenizers;
 mod read;
+mod world;
 mod write;
 
 pub use read::{end_tokens, tokenizer_json};

@@ -7,6 +7,7 @@ use ridge_files::gguf::GgufType;
 use serde_json::{Map, Value as Json, json};
 
 use super::pretokenizers::cut;
+use super::world;
 use crate::error::Result;
 
 /// What a token is for, as `tokenizer.ggml.token_type` says.
@@ -19,12 +20,21 @@ const BYTE: u64 = 6;
 const SPACE: &str = "▁";
 
 /// Tokens that end an answer, as chat models spell them.
-const ENDS: [&str; 6] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"];
+const ENDS: [&str; 8] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<turn|>",
+    "<|tool_response>",
+];
 
 /// A vocabulary, and what the file says of it.
 struct Vocabulary<'a> {
     gguf: &'a Gguf,
-    /// `llama`, `gpt2`, `bert`, `t5` or `gemma4`.
+    /// `llama`, `gpt2`, `bert`, `t5`, `gemma4` or `rwkv`.
     model: String,
     tokens: Vec<String>,
     /// What each token is for; empty if the file does not say.
@@ -45,10 +55,11 @@ pub fn tokenizer_json(gguf: &Gguf) -> Result<(String, String)> {
         "bert" => (vocabulary.word_piece()?, true, true),
         "t5" => (vocabulary.unigram()?, false, true),
         "gemma4" => (vocabulary.merged_spaces()?, true, false),
+        "rwkv" => (vocabulary.longest_match(), false, false),
         other => {
             let problem = format!("tokenizer.ggml.model = {other:?} is not a supported tokenizer type");
             return Err(gguf
-                .fail(problem, "choose a model with a tokenizer of llama, gpt2, bert, t5 or gemma4")
+                .fail(problem, "choose a model with a tokenizer of llama, gpt2, bert, t5, gemma4 or rwkv")
                 .into());
         }
     };
@@ -298,6 +309,14 @@ impl<'a> Vocabulary<'a> {
         Ok((tokenizer, cut.bos, false))
     }
 
+    /// The longest token of bytes that a text begins with: RWKV.
+    fn longest_match(&self) -> Json {
+        let bytes =
+            json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+        let model = world::model(&self.tokens, |id| matches!(self.kind(id), CONTROL | USER_DEFINED));
+        self.parts(model, [("normalizer", Json::Null), ("pre_tokenizer", bytes.clone()), ("decoder", bytes)])
+    }
+
     /// BERT's word pieces. The file marks the beginnings of words, the library what continues them.
     fn word_piece(&self) -> Result<Json> {
         const PREFIX: &str = "##";
@@ -368,6 +387,7 @@ impl<'a> Vocabulary<'a> {
         out.insert("add_eos_token".into(), (self.flag("add_eos_token", ends)? && eos.is_some()).into());
         let mut templates = Vec::new();
         if let Some(template) = self.gguf.text("tokenizer.chat_template")? {
+            let template = if template == world::TEMPLATE_NAME { world::TEMPLATE } else { template };
             templates.push(("default".to_owned(), template.to_owned()));
         }
         for name in self.gguf.texts("tokenizer.chat_templates")?.unwrap_or_default() {

@@ -6,18 +6,47 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ridge_files::read_text;
+use tokenizers::{
+    DecoderWrapper, EncodeInput, Encoding, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 use super::guard::{self, guarded};
+use super::longest::{self, LongestMatch};
 use super::special::Special;
 use crate::error::{Result, TextError};
 
 /// A tokenizer, read from a `tokenizer.json`. Cheap to clone: clones share the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    inner: Arc<Library>,
     /// The file, for errors.
     file: Arc<str>,
     special: Special,
+}
+
+/// A tokenizer of the `tokenizers` crate, with a model of the crate or of this one.
+enum Library {
+    OfCrate(Box<tokenizers::Tokenizer>),
+    LongestMatch(Box<LongestTokenizer>),
+}
+
+type LongestTokenizer =
+    TokenizerImpl<LongestMatch, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// `$call` of the tokenizer `$inner` in `$library`, whichever its model is.
+macro_rules! of_library {
+    ($library:expr, $inner:ident => $call:expr) => {
+        match $library {
+            Library::OfCrate($inner) => $call,
+            Library::LongestMatch($inner) => $call,
+        }
+    };
+}
+
+impl Library {
+    fn encode<'s>(&self, input: impl Into<EncodeInput<'s>>, add_special: bool) -> tokenizers::Result<Encoding> {
+        of_library!(self, inner => inner.encode(input.into(), add_special))
+    }
 }
 
 impl Tokenizer {
@@ -46,10 +75,15 @@ impl Tokenizer {
             problem,
             remedy: "download it again, or convert the tokenizer again".to_owned(),
         };
-        guard::check(bytes).map_err(fail)?;
-        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))
-            .map_err(|e| fail(e.in_context("it is not a tokenizer")))?;
-        inner.with_truncation(None).map_err(|e| fail(e.to_string()))?.with_padding(None);
+        let kind = guard::check(bytes).map_err(fail)?;
+        let read = || match kind.as_deref() {
+            Some(longest::KIND) => Ok(Library::LongestMatch(Box::new(serde_json::from_slice(bytes)?))),
+            _ => tokenizers::Tokenizer::from_bytes(bytes).map(|inner| Library::OfCrate(Box::new(inner))),
+        };
+        let mut inner = guarded(read).map_err(|e| fail(e.in_context("it is not a tokenizer")))?;
+        of_library!(&mut inner, inner => {
+            inner.with_truncation(None).map_err(|e| fail(e.to_string()))?.with_padding(None);
+        });
         Ok(Self { inner: Arc::new(inner), file: file.into(), special: Special::default() })
     }
 
@@ -77,7 +111,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let explicit = self.special.explicit();
         let template = add_special && !explicit;
-        let encoding = guarded(|| self.inner.encode_fast(text, template))
+        let encoding = guarded(|| of_library!(&*self.inner, inner => inner.encode_fast(text, template)))
             .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
         let ids = encoding.get_ids();
         Ok(if add_special && explicit { self.special.surround(ids) } else { ids.to_vec() })
@@ -154,12 +188,7 @@ impl Tokenizer {
     }
 
     /// `whole(text)`, with as much of `text` cut off its end as makes it `max` tokens or fewer.
-    fn fitting(
-        &self,
-        text: &str,
-        max: usize,
-        whole: impl Fn(&str) -> Result<tokenizers::Encoding>,
-    ) -> Result<tokenizers::Encoding> {
+    fn fitting(&self, text: &str, max: usize, whole: impl Fn(&str) -> Result<Encoding>) -> Result<Encoding> {
         let encoding = whole(text)?;
         if encoding.len() <= max {
             return Ok(encoding);
@@ -196,29 +225,29 @@ impl Tokenizer {
         if ids.is_empty() {
             return Ok(String::new());
         }
-        guarded(|| self.inner.decode(ids, skip_special))
+        guarded(|| of_library!(&*self.inner, inner => inner.decode(ids, skip_special)))
             .map_err(|e| self.fail(e.in_context("tokens cannot be decoded")))
     }
 
     /// The id of `token`, spelt as in the vocabulary (`▁the`, `<0x0A>`, `</s>`).
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        of_library!(&*self.inner, inner => inner.token_to_id(token))
     }
 
     /// The token with this id, spelt as in the vocabulary.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        of_library!(&*self.inner, inner => inner.id_to_token(id))
     }
 
     /// Is this the id of a special token?
     pub fn is_special(&self, id: u32) -> bool {
-        let added = self.inner.get_added_vocabulary();
+        let added = of_library!(&*self.inner, inner => inner.get_added_vocabulary());
         self.id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
     /// How many tokens there are, added ones included. Ids need not be contiguous.
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        of_library!(&*self.inner, inner => inner.get_vocab_size(true))
     }
 
     /// The text of a `tokenizer.json` that describes it.
@@ -227,7 +256,8 @@ impl Tokenizer {
     ///
     /// [`TextError::Tokenizer`] if a part of it cannot be written.
     pub fn to_json(&self) -> Result<String> {
-        self.inner.to_string(false).map_err(|e| self.fail(format!("it cannot be written: {e}")))
+        of_library!(&*self.inner, inner => inner.to_string(false))
+            .map_err(|e| self.fail(format!("it cannot be written: {e}")))
     }
 
     /// The id of the begin token, if `tokenizer_config.json` names one.

@@ -83,8 +83,8 @@ struct ModelHead {
     continuing_subword_prefix: Option<String>,
 }
 
-/// Refuses what the crate would accept and Ridge must not.
-pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
+/// Refuses what the crate would accept and Ridge must not. Returns the type of the model, if the file says it.
+pub(crate) fn check(bytes: &[u8]) -> Result<Option<String>, String> {
     let peek: TokenizerHead = serde_json::from_slice(bytes).map_err(|e| format!("it is not a tokenizer: {e}"))?;
     if peek.model.dropout.is_some_and(|p| p != 0.0) {
         return Err("its model.dropout would make the same text give different tokens".to_owned());
@@ -98,10 +98,10 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
         }
     }
     // A model without a type may turn out to be BPE.
-    let may_be_bpe = peek.model.kind.is_none_or(|kind| kind == "BPE");
+    let may_be_bpe = peek.model.kind.as_ref().is_none_or(|kind| *kind == "BPE");
     let prefix = peek.model.continuing_subword_prefix.unwrap_or_default();
     if may_be_bpe && !prefix.is_empty() {
         return Err(format!("its BPE model has continuing_subword_prefix = {prefix:?}, which Ridge does not read"));
     }
-    Ok(())
+    Ok(peek.model.kind.as_ref().and_then(Value::as_str).map(str::to_owned))
 }

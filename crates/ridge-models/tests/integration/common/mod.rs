@@ -46,6 +46,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("gemma2", None),
     ("gemma3", None),
     ("gemma3n", None),
+    ("gemma3n_four", None),
     ("gemma4", None),
     ("gemma4_dense", None),
     ("gemma4_moe", None),
@@ -189,8 +190,17 @@ impl Fixture {
         Self::built(name, "prediction", BuildOptions { drafts, ..options() })
     }
 
+    /// One of `fixtures/families` as the model at `path` has it.
+    pub(crate) fn family_at(name: &'static str, path: &Path) -> Self {
+        Self::of_files(name, "families", &ModelFiles::open(Some(path)).expect("a model"), options())
+    }
+
     fn built(name: &'static str, kind: &str, options: BuildOptions) -> Self {
         let files = ModelFiles::open(Some(&fixtures().join(kind).join(name))).expect("a model");
+        Self::of_files(name, kind, &files, options)
+    }
+
+    fn of_files(name: &'static str, kind: &str, files: &ModelFiles, options: BuildOptions) -> Self {
         let config = files.config().unwrap_or_else(|e| panic!("{e}"));
         let mut model = config.build(&options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let checkpoint = config.arrange_for(files.checkpoint().expect("its weights"), &options).expect("divides");
