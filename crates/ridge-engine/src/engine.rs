@@ -157,7 +157,7 @@ impl Engine {
     /// [`made`](Self::made) tells, save for requests with unusually many log-probabilities or DRY
     /// breakers. Steps are padded to these
     /// buckets, up to half as large again as they are. Rows may have up to `candidates` candidates, and a step has at most
-    /// [`most_lines`](Self::most_lines).
+    /// `most_lines`.
     ///
     /// # Errors
     /// When the device cannot run one of them, or memory runs out.

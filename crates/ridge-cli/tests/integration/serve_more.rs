@@ -154,7 +154,7 @@ fn server_that_ends_says_so_and_ends_streams_with_an_error() {
         "1",
         "--no-roofline",
         "--drain-timeout",
-        "2",
+        "6",
         "--sequences",
         "1",
     ]);
