@@ -128,6 +128,7 @@ impl Micro {
         }
     }
 
+    #[cfg_attr(not(target_arch = "x86_64"), expect(clippy::unused_self, reason = "only tiles have a session"))]
     pub(super) fn begin(self) -> MicroSession {
         MicroSession {
             #[cfg(target_arch = "x86_64")]

@@ -28,6 +28,7 @@ mod values;
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
 use ridge_graph::DType;
 use ridge_graph::ops::PagedAttention;
 
