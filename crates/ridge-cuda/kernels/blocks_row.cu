@@ -5,9 +5,10 @@
 // Products are of integers, and exact. Each group of 32 elements of x is fixed-point: 22 bits below its largest, in three digits of 8 bits.
 // Digits of two groups are columns of the second operand, so that their products come out side by side in 6 of 8 columns; their sums are
 // scaled in f32: scale * sum(code * x) - minimum * sum(x).
-// Defines: D of x and results; DEPTH, a multiple of 256; WARPS; STAGES of a ring; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and FORMATS, which of
-// them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, the threads among which a
-// norm of the row is made, 0 for none, with its NORM_TYPE; PAIRED, 1 where the order of digits is that of MXFP4; STAGED, the bytes of the normed row and of the digits of x.
+// Defines: D of x and results; DEPTH, a multiple of 256; WARPS; STAGES of a ring; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each
+// format, and FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1;
+// NORM, the threads among which a norm of the row is made, 0 for none, with its NORM_TYPE; PAIRED, 1 where the order of digits is that
+// of MXFP4; STAGED, the bytes of the normed row and of the digits of x.
 // Numbers: 1, DEPTH, then the columns of each weight.
 // With GROUPED 1 (`grouped_blocks_row`), each of ROWS rows has the weight of its group, and rows of x are those that an index names if
 // GATHERED is 1; COLUMNS are those of a weight. Its DEPTH is a multiple of 32, and there is neither ADD, BIAS nor NORM.
@@ -194,7 +195,7 @@ struct Lane {
     }
 };
 
-// 16 x 8 sums of products of `DEPTH` bytes each, DEPTH 16 or 32.
+// Adds products of 16 rows of 32 codes with 8 columns of as many digits; below, of 16.
 template <bool SIGNED> __device__ inline void add_products(int* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     if (SIGNED)
         asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -211,7 +212,7 @@ __device__ inline void add_products(int* c, u32 a0, u32 a1, u32 b) {
 // The sums of a lane's columns of x, of the rows of both its columns of the weight: of two groups of codes. Sums begin at the bits of 2^23 + 2^22,
 // and so are floats without a conversion.
 #define SUMS_BEGIN 0x4b400000
-template <class F> struct Sums {
+struct Sums {
     int of[4];
     __device__ Sums() { of[0] = of[1] = of[2] = of[3] = SUMS_BEGIN; }
     // Of column i of the weight, less those of `other`.
@@ -238,7 +239,7 @@ template <class F> __device__ inline void multiply(
 #pragma unroll
         for (int s = 0; s < SIDES; ++s) {
             if constexpr (F::GROUP == 16) {
-                Sums<F> of_half[2];
+                Sums of_half[2];
 #pragma unroll
                 for (int g = 0; g < 2; ++g) {
                     u32 u[2], l[2];
@@ -256,7 +257,7 @@ template <class F> __device__ inline void multiply(
                     totals.corrections[s] = fmaf(whole, lane.quarter & 1 ? below : above, totals.corrections[s]);
                 }
             } else {
-                Sums<F> sums, negative;
+                Sums sums, negative;
 #pragma unroll
                 for (int g = 0; g < 2; ++g) {
                     u32 u[4], l[4];

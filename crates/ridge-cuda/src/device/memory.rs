@@ -176,21 +176,15 @@ pub(super) fn copy_by_threads(to: &mut [u8], from: &[u8]) {
     }
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(COPYING_THREADS);
     let part = from.len().div_ceil(threads).max(LEAST_COPIED);
-    let mut parts = to.chunks_mut(part).zip(from.chunks(part));
-    let first = parts.next();
+    let parts: Vec<_> = to.chunks_mut(part).map(Mutex::new).zip(from.chunks(part)).collect();
     std::thread::scope(|scope| {
-        for (to, from) in parts {
-            // Where the system gives no more threads, this one copies: the part is behind a pointer that a failed start gives back.
-            let part = Arc::new(Mutex::new(to));
-            let of_thread = Arc::clone(&part);
-            let copy = move || copy_part(&of_thread, from);
-            if std::thread::Builder::new().spawn_scoped(scope, copy).is_err() {
-                copy_part(&part, from);
+        for (to, from) in &parts[1..] {
+            // Where the system gives no more threads, this one copies.
+            if std::thread::Builder::new().spawn_scoped(scope, || copy_part(to, from)).is_err() {
+                copy_part(to, from);
             }
         }
-        if let Some((to, from)) = first {
-            to.copy_from_slice(from);
-        }
+        copy_part(&parts[0].0, parts[0].1);
     });
 }
 

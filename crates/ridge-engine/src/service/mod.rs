@@ -106,7 +106,8 @@ impl Service {
         let engine = Engine::new(session, model, options.engine)?;
         let lines = engine.most_lines();
         if lines == 0 {
-            let why = "a step must have room for two tokens where attention is told which are of a prompt".into();
+            let why =
+                "must be at least 2 with --deterministic, where a step of prompts has more tokens than lines".into();
             return Err(EngineError::Setting { name: "chunk", value: chunk.to_string(), why });
         }
         let context = options.engine.context.min(engine.blocks().count() * engine.block_size());
