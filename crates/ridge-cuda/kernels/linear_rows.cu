@@ -2,15 +2,18 @@
 // with scales of both. SCALED is BY_ROWS for a scale for each row, and BY_BLOCKS for one for each 128 elements of a row of x and
 // for each block of 128 x 128 of a weight. Codes of E4M3 are multiplied as f16, which holds them exactly, and those of a block are summed
 // before they are scaled; integers are summed exactly within a warp's part of the depth.
-// Floor: the weights' bytes over bandwidth. A block makes 16 columns; its warps take turns along the depth, 64 bytes of
-// each column at a time, and a ring in shared memory keeps up to RING bytes of a block in flight. The product does not care
+// Floor: the weights' bytes over bandwidth. A tile is 16 columns, or SPANS times as many; blocks, one to a multiprocessor, take tiles in turn. The warps of a block take
+// turns along the depth, 64 bytes of each column at a time, and a ring in shared memory keeps STAGES turns in flight, across the ends of
+// tiles too. It is filled before the launch ahead has ended, since weights do not depend on it. The product does not care
 // in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two products as they come from
-// memory.
+// memory. With STAGED, x is prepared once by each block and lies in shared memory; otherwise it is read where it is, AHEAD turns ahead, for SPANS
+// times 16 columns.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
 // Rows beyond ROWS are those of further blocks.
-// Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, 8 or 16; WARPS; RING; COUNT weights;
-// ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of the one row of x is made on
-// the way, 0 for none, with its NORM_TYPE; QUANTISE, rows at most, of dtype D, that become codes on the way, 0 where x is codes.
+// Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS; STAGED, 0 or 1; VECTORS,
+// 16 bytes of a row that each of 256 threads has, at least; WARPS; STAGES;
+// COUNT weights; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of a row of x is made on
+// the way, 0 for none, with its NORM_TYPE; QUANTISE, whether the one row, of dtype D, becomes codes on the way, 0 where x is codes.
 // Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight.
 
 #define BY_ROWS 1
@@ -28,13 +31,20 @@ typedef D::Raw Given;
 // Elements of a lane's 16 bytes, and of a warp's piece of a row.
 #define PIECE (16 / (int)sizeof(Element))
 #define DEPTH (4 * PIECE)
-#define TILES (ROWS / 8)
+#define TILES ((ROWS + 7) / 8)
 #define SIDES (SWIGLU ? 2 : 1)
-#define STAGES (RING / (WARPS * 32 * SIDES * 2 * 16))
+// Products of 16 columns that a tile is.
+#define SLICES (SIDES * SPANS)
+#define AHEAD 3
+// Vectors of a stage.
+#define STAGE (SLICES * 2 * WARPS * 32)
+// Rows are prepared by so many groups of 256 threads.
+#define TEAMS (WARPS / 8)
+// Sums of warps for two tiles, so that a warp may be a tile ahead of another; where they take much room, for one.
+#define BUFFERS (ROWS == 1 ? 2 : 1)
 
 struct Pointers { const Element* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
-// Of x, then of each weight.
-struct Scales { const float* of[1 + COUNT]; };
+struct Scales { const float *x, *of[COUNT]; };
 
 // Products of a warp's piece by its fragments: `u` and `l` of 16 columns, `b` of 8 rows.
 template <class C> struct Pieces {
@@ -89,6 +99,18 @@ typedef Pieces<CODE> Piece;
 typedef Pieces<D> Piece;
 #endif
 
+// Which weight a tile is of, and which of its tiles.
+struct Tile { int of, columns; i64 first; };
+
+// What belongs to weight `i` of `all`.
+template <class T> __device__ inline T of_weight(const T (&all)[COUNT], int i) {
+    T one = all[0];
+#pragma unroll
+    for (int j = 1; j < COUNT && !SWIGLU; ++j)
+        if (i == j) one = all[j];
+    return one;
+}
+
 extern "C" __global__
 __launch_bounds__(WARPS * 32)
 void linear_rows(
@@ -99,132 +121,210 @@ void linear_rows(
 #endif
 ) {
     extern __shared__ uint4 ring[];
-    __shared__ float parts[WARPS][SIDES][16][ROWS + 1];
+    __shared__ float parts[BUFFERS][WARPS][SLICES][16][ROWS == 1 ? 1 : ROWS + 1];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
-    const i64 depth = n.v[1];
-    // Which weight, and which tile of its columns.
-    i64 tile = blockIdx.x, columns = n.v[2];
-    const Element* w[SIDES] = {p.weight[0]};
-    D::Raw* out = p.out[0];
-    const void* bias = p.bias[0];
-    if (SWIGLU) w[SIDES - 1] = p.weight[COUNT - 1];
-#if SCALED
-    const float* of_columns[SIDES] = {scales.of[1]};
-    if (SWIGLU) of_columns[SIDES - 1] = scales.of[COUNT];
-#endif
-    i64 before = (columns + 15) / 16;
+    const int depth = (int)n.v[1];
+    int tiles = 0;
 #pragma unroll
-    for (int i = 1; i < COUNT && !SWIGLU; ++i) {
-        if ((i64)blockIdx.x < before) continue;
-        tile = blockIdx.x - before;
-        columns = n.v[2 + i];
-        w[0] = p.weight[i];
-        out = p.out[i];
-        bias = p.bias[i];
-#if SCALED
-        of_columns[0] = scales.of[1 + i];
-#endif
-        before += (columns + 15) / 16;
-    }
-    const i64 column = tile * 16;
-    // Scales along the depth, of a row or column.
-    [[maybe_unused]] const int across = SCALED == BY_BLOCKS ? (int)((depth + BLOCK - 1) / BLOCK) : 1;
-    const int end = (int)n.v[0], first = blockIdx.y * ROWS;
-    const i64 upper = min(column + row, columns - 1) * depth, lower = min(column + row + 8, columns - 1) * depth;
+    for (int i = 0; i < (SWIGLU ? 1 : COUNT); ++i) tiles += (int)((n.v[2 + i] + 16 * SPANS - 1) / (16 * SPANS));
+    auto tile_of = [&](int tile) {
+        Tile t = {0, (int)n.v[2], tile};
+#pragma unroll
+        for (int i = 1; i < COUNT && !SWIGLU; ++i) {
+            const int before = (int)((n.v[1 + i] + 16 * SPANS - 1) / (16 * SPANS));
+            if (t.of == i - 1 && t.first >= before) t = {i, (int)n.v[2 + i], t.first - before};
+        }
+        t.first *= 16 * SPANS;
+        return t;
+    };
     // A lane copies and reads its own 16 bytes of each row alone, so the ring needs no barrier.
     const u32 mine = shared_address(ring + threadIdx.x);
-    const i64 begin = (warp * 4 + quarter) * PIECE;
-    auto fetch = [&](i64 k, int stage) {
-        if (k - quarter * PIECE < depth) {
-            const i64 at = k < depth ? k : 0;
+    const int begin = (warp * 4 + quarter) * PIECE;
+    // What is fetched next: of which tile, at which depth, into which stage.
+    struct { int tile, k, stage; const Element *upper[SLICES], *lower[SLICES]; } next = {(int)blockIdx.x, begin, 0};
+    auto aim = [&]() {
+        if (next.tile >= tiles) return;
+        const Tile t = tile_of(next.tile);
+        const Element* w[SIDES] = {of_weight(p.weight, t.of)};
+        if (SWIGLU) w[SIDES - 1] = p.weight[COUNT - 1];
 #pragma unroll
-            for (int s = 0; s < SIDES; ++s) {
-                const u32 to = mine + (stage * SIDES + s) * 2 * WARPS * 32 * 16;
-                stream_async(to, w[s] + upper + at, k < depth);
-                stream_async(to + WARPS * 32 * 16, w[s] + lower + at, k < depth);
+        for (int s = 0; s < SLICES; ++s) {
+            const i64 from = t.first + s % SPANS * 16 + row, last = t.columns - 1;
+            next.upper[s] = w[s / SPANS] + min(from, last) * depth;
+            next.lower[s] = w[s / SPANS] + min(from + 8, last) * depth;
+        }
+    };
+    auto fetch = [&]() {
+        if (next.tile < tiles) {
+            if (next.k - quarter * PIECE < depth) {
+                const bool real = next.k < depth;
+                const int at = real ? next.k : 0;
+#pragma unroll
+                for (int s = 0; s < SLICES; ++s) {
+                    const u32 to = mine + (next.stage * SLICES + s) * 2 * WARPS * 32 * 16;
+                    stream_async(to, next.upper[s] + at, real);
+                    stream_async(to + WARPS * 32 * 16, next.lower[s] + at, real);
+                }
+            }
+            next.k += WARPS * DEPTH;
+            // All warps take as many turns.
+            if (next.k - begin >= depth) {
+                next.k = begin;
+                next.tile += gridDim.x;
+                aim();
             }
         }
+        next.stage = next.stage == STAGES - 1 ? 0 : next.stage + 1;
         copies_end();
     };
+    aim();
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; ++i) fetch();
+    // Behind the ring: scales of the weights' blocks, of this tile and of the next, then those of x, then x.
+    [[maybe_unused]] const int across = SCALED == BY_BLOCKS ? (depth + BLOCK - 1) / BLOCK : 1;
+    [[maybe_unused]] float* of_blocks = (float*)(ring + STAGES * STAGE);
+    [[maybe_unused]] float* of_x = of_blocks + (SCALED == BY_BLOCKS ? 2 * SIDES * across : 0);
+    [[maybe_unused]] u8* staged = (u8*)(ring + STAGES * STAGE) + (SCALED ? ((2 * SIDES + ROWS) * across * 4 + 15) / 16 * 16 : 0);
+    // Rows begin in different banks.
+    [[maybe_unused]] const int line = (depth * (int)sizeof(Element) + 127) / 128 * 128 + 64;
 #if SCALED == BY_BLOCKS
-    float* of_blocks = (float*)((u8*)ring + RING);
-#endif
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) fetch(begin + i * WARPS * DEPTH, i);
-#if SCALED == BY_BLOCKS
-    // Those of the columns of this block, which one block of the weight has.
-    for (int i = threadIdx.x; i < SIDES * across; i += WARPS * 32) {
-        const float* from = i < across ? of_columns[0] : of_columns[SIDES - 1] - across;
-        of_blocks[i] = from[column / BLOCK * across + i];
-    }
+    // One block of the weight has all columns of a tile.
+    auto scales_of_tile = [&](int tile, int buffer) {
+        if (tile >= tiles) return;
+        const Tile t = tile_of(tile);
+        const float* one = of_weight(scales.of, t.of);
+        for (int i = threadIdx.x; i < SIDES * across; i += WARPS * 32) {
+            const float* from = i < across ? one : scales.of[COUNT - 1] - across;
+            of_blocks[buffer * SIDES * across + i] = from[t.first / BLOCK * across + i];
+        }
+    };
+    scales_of_tile(blockIdx.x, 0);
 #endif
     others_may_begin();
     after_others();
+    const int end = (int)n.v[0], first = blockIdx.y * ROWS, rows = min(end - first, ROWS);
     // Where row `y` of this block is in x: of rows that are not there, anywhere.
-    const int rows = min(end - first, QUANTISE ? QUANTISE : ROWS);
-    auto place_of = [&](int y) { return (i64)first + min(y, rows - 1); };
+    [[maybe_unused]] auto place_of = [&](int y) { return (i64)first + min(y, rows - 1); };
+#if STAGED
+#if QUANTISE
+    // The one row.
+    const Given* from = x + (i64)first * depth;
 #if NORM
     __shared__ float squares[32];
-    const float unit = unit_of_row<D, NORM>(x, (int)depth, eps, squares);
+    const float unit = unit_of_row<D, NORM>(from, depth, eps, squares);
 #endif
-#if QUANTISE
-    // Every block makes the codes of its rows anew, while its first weights are on their way. Rows lie so that lanes read different banks.
-    const int line = ((int)depth + 127) / 128 * 128 + 64;
-    // Behind the ring there are scales of the weights' blocks, of x, and the codes.
-    float* of_x = (float*)((u8*)ring + RING) + SIDES * across;
-    u8* codes = (u8*)ring + RING + ((SIDES + QUANTISE) * across * 4 + 15) / 16 * 16;
-#if SCALED == BY_ROWS
-    __shared__ float largest[32];
-#endif
-#pragma unroll 1
-    for (int y = 0; y < rows; ++y) {
-        const D::Raw* from = x + place_of(y) * depth;
-        auto values = [&](int k) {
-            const uint4 part = *(const uint4*)(from + k);
+    auto values = [&](int k) {
+        const uint4 part = *(const uint4*)(from + k);
 #if NORM
-            return normed<D, NORM_TYPE>(part, gain + k, unit);
+        return normed<D, NORM_TYPE>(part, gain + k, unit);
 #else
-            return part;
+        return part;
 #endif
-        };
-        auto magnitude = [](uint4 part) {
-            const D::Raw* value = (const D::Raw*)&part;
-            float most = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) most = op_max(fabsf(D::load(value[i])), most);
-            return most;
-        };
-        auto encode = [&](int k, uint4 part, float most, float scale) {
-            const D::Raw* value = (const D::Raw*)&part;
-            union { uint2 whole; u8 part[8]; } c;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) c.part[i] = Coder<CODE>::of(D::load(value[i]), most, scale);
-            *(uint2*)(codes + y * line + k) = c.whole;
-        };
-#if SCALED == BY_BLOCKS
-        // Sixteen lanes have a group of 128, whole warps together.
-        for (int base = 0; base < depth; base += WARPS * 32 * 8) {
-            const int k = base + threadIdx.x * 8;
-            const uint4 part = k < depth ? values(k) : make_uint4(0, 0, 0, 0);
-            const float most = largest_of<16>(magnitude(part)), scale = Coder<CODE>::scale_of(most);
-            if (k >= depth) continue;
-            encode(k, part, most, scale);
-            if (lane % 16 == 0) of_x[y * across + k / BLOCK] = scale;
-        }
-#else
+    };
+    auto magnitude = [](uint4 part) {
+        const D::Raw* value = (const D::Raw*)&part;
         float most = 0.0f;
-        for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) most = op_max(magnitude(values(k)), most);
-        most = block_reduce<Max>(most, largest);
-        const float scale = Coder<CODE>::scale_of(most);
-        for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) encode(k, values(k), most, scale);
-        if (threadIdx.x == 0) of_x[y] = scale;
-#endif
-    }
-    const u8* from[1] = {codes + min(row, rows - 1) * line};
-#else
-    const Element* from[TILES];
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) from[t] = x + place_of(row + 8 * t) * depth;
+        for (int i = 0; i < 8; ++i) most = op_max(fabsf(D::load(value[i])), most);
+        return most;
+    };
+    auto encode = [&](int k, uint4 part, float most, float scale) {
+        const D::Raw* value = (const D::Raw*)&part;
+        union { uint2 whole; u8 part[8]; } c;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c.part[i] = Coder<CODE>::of(D::load(value[i]), most, scale);
+        *(uint2*)(staged + k) = c.whole;
+    };
+#if SCALED == BY_BLOCKS
+    // Sixteen lanes have a group of 128, whole warps together.
+    for (int base = 0; base < depth; base += WARPS * 32 * 8) {
+        const int k = base + threadIdx.x * 8;
+        const uint4 part = k < depth ? values(k) : make_uint4(0, 0, 0, 0);
+        const float most = largest_of<16>(magnitude(part)), scale = Coder<CODE>::scale_of(most);
+        if (k >= depth) continue;
+        encode(k, part, most, scale);
+        if (lane % 16 == 0) of_x[k / BLOCK] = scale;
+    }
+#else
+    __shared__ float largest[32];
+    float most = 0.0f;
+    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) most = op_max(magnitude(values(k)), most);
+    most = block_reduce<Max>(most, largest);
+    const float scale = Coder<CODE>::scale_of(most);
+    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) encode(k, values(k), most, scale);
+    if (threadIdx.x == 0) of_x[0] = scale;
+#endif
+#else
+    // Rows team by team, all of them asked for at once.
+    const int team = threadIdx.x / 256, vector = threadIdx.x % 256, vectors = depth / PIECE;
+    uint4 held[ROWS < TEAMS ? 1 : ROWS / TEAMS][VECTORS];
+#pragma unroll
+    for (int j = 0, y = team; y < ROWS; ++j, y += TEAMS)
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const bool real = y < rows && vector + i * 256 < vectors;
+            held[j][i] = real ? *(const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * PIECE) : make_uint4(0, 0, 0, 0);
+        }
+#if NORM
+    // The very sums that `norm.cu` makes.
+    __shared__ float squares[ROWS][8];
+#pragma unroll
+    for (int j = 0, y = team; y < ROWS; ++j, y += TEAMS) {
+        float square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const D::Raw* part = (const D::Raw*)&held[j][i];
+#pragma unroll
+            for (int e = 0; e < PIECE; ++e) square += D::load(part[e]) * D::load(part[e]);
+        }
+        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+        if (lane == 0) squares[y][warp % 8] = square;
+    }
+    __syncthreads();
+#endif
+#pragma unroll
+    for (int j = 0, y = team; y < ROWS; ++j, y += TEAMS) {
+#if NORM
+        float square = squares[y][0];
+        for (int i = 1; i < NORM / 32; ++i) square += squares[y][i];
+        const float unit = op_rsqrt(square / (float)depth + eps);
+#endif
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int at = vector + i * 256;
+            if (y >= rows || at >= vectors) continue;
+#if NORM
+            held[j][i] = normed<D, NORM_TYPE>(held[j][i], gain + at * PIECE, unit);
+#endif
+            *(uint4*)(staged + y * line + at * 16) = held[j][i];
+        }
+    }
+#if SCALED
+    for (int i = threadIdx.x; i < rows * across; i += WARPS * 32) of_x[i] = scales.x[(i64)first * across + i];
+#endif
+#endif
+    const u8* of_row[TILES];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) of_row[t] = staged + min(row + 8 * t, rows - 1) * line;
+    auto x_at = [&](int t, int k) { return k < depth ? *(const uint4*)(of_row[t] + k * (int)sizeof(Element)) : make_uint4(0, 0, 0, 0); };
+#else
+    const Element* of_row[TILES];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) of_row[t] = x + place_of(row + 8 * t) * depth;
+    auto x_at = [&](int t, int k) { return k < depth ? __ldg((const uint4*)(of_row[t] + k)) : make_uint4(0, 0, 0, 0); };
+    // Of the next turns, of this tile or of another: x is the same.
+    int further = begin;
+    uint4 ahead[AHEAD][TILES];
+    auto look = [&](uint4* to) {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) to[t] = x_at(t, further);
+        further = further + WARPS * DEPTH - begin < depth ? further + WARPS * DEPTH : begin;
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) look(ahead[i]);
+#endif
+#if STAGED || SCALED == BY_BLOCKS
+    __syncthreads();
 #endif
 #if SCALED == BY_BLOCKS
     // Scales of the two rows of x whose sums this lane has.
@@ -232,93 +332,116 @@ void linear_rows(
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int y = 8 * t + 2 * quarter + e;
-#if QUANTISE
-            of_rows[t][e] = of_x + min(y, rows - 1) * across;
+        for (int e = 0; e < 2; ++e)
+#if STAGED
+            of_rows[t][e] = of_x + min(8 * t + 2 * quarter + e, rows - 1) * across;
 #else
-            of_rows[t][e] = scales.of[0] + place_of(y) * across;
+            of_rows[t][e] = scales.x + place_of(8 * t + 2 * quarter + e) * across;
 #endif
-        }
-#endif
-#if QUANTISE || SCALED == BY_BLOCKS
-    __syncthreads();
 #endif
 
-    Piece::Sum sums[SIDES][TILES][4] = {};
-    int stage = 0;
-    for (i64 k = begin; k - quarter * PIECE < depth; k += WARPS * DEPTH) {
-        uint4 b[TILES];
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#if QUANTISE
-            b[t] = k < depth ? *(const uint4*)(from[0] + k) : make_uint4(0, 0, 0, 0);
-#else
-            b[t] = k < depth ? __ldg((const uint4*)(from[t] + k)) : make_uint4(0, 0, 0, 0);
-#endif
-#if NORM && !QUANTISE
-        // One row, which every row of the tile stands for.
-        if (k < depth) b[0] = normed<D, NORM_TYPE>(b[0], gain + k, unit);
-#endif
+    int stage = 0, buffer = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
 #if SCALED == BY_BLOCKS
-        // A piece is within a block.
-        const int block = (int)((k - quarter * PIECE) / BLOCK);
-        float of_piece[TILES][2];
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) of_piece[t][e] = of_rows[t][e][block];
+        scales_of_tile(tile + gridDim.x, buffer ^ 1);
+        const float* of_columns = of_blocks + buffer * SIDES * across;
 #endif
-        copies_wait<STAGES - 2>();
-        const int last = stage == 0 ? STAGES - 1 : stage - 1;
-        fetch(k + (STAGES - 1) * WARPS * DEPTH, last);
-#pragma unroll
-        for (int s = 0; s < SIDES; ++s) {
-            const uint4* a = ring + (stage * SIDES + s) * 2 * WARPS * 32 + threadIdx.x;
-            const uint4 u = a[0], l = a[WARPS * 32];
+        Piece::Sum sums[SLICES][TILES][4] = {};
+        for (int k = begin; k - begin < depth; k += WARPS * DEPTH) {
+            // A piece is there or is not for all lanes of a warp.
+            const bool some = k - quarter * PIECE < depth;
+            uint4 b[TILES], u[SLICES], l[SLICES];
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
-#if SCALED == BY_BLOCKS
-                float piece[4] = {};
-                Piece::multiply(piece, u, l, b[t]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    sums[s][t][i] = fmaf(piece[i], of_blocks[s * across + block] * of_piece[t][i & 1], sums[s][t][i]);
+#if STAGED
+                b[t] = x_at(t, k);
 #else
-                Piece::multiply(sums[s][t], u, l, b[t]);
+                b[t] = ahead[0][t];
+#pragma unroll
+                for (int i = 1; i < AHEAD; ++i) ahead[i - 1][t] = ahead[i][t];
 #endif
             }
-        }
-        stage = stage == STAGES - 1 ? 0 : stage + 1;
-    }
-#pragma unroll
-    for (int s = 0; s < SIDES; ++s)
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                parts[warp][s][row + 8 * (i >> 1)][t * 8 + quarter * 2 + (i & 1)] = (float)sums[s][t][i];
-    __syncthreads();
-    const int c = threadIdx.x & 15;
-    for (int y = column + c < columns ? threadIdx.x >> 4 : rows; y < rows; y += WARPS * 2) {
-        float total[SIDES];
-#pragma unroll
-        for (int s = 0; s < SIDES; ++s) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int i = 0; i < WARPS; ++i) sum += parts[i][s][c][y];
-#if SCALED == BY_ROWS && QUANTISE
-            sum *= of_x[y] * of_columns[s][column + c];
-#elif SCALED == BY_ROWS
-            sum *= scales.of[0][place_of(y)] * of_columns[s][column + c];
+#if !STAGED
+            look(ahead[AHEAD - 1]);
 #endif
-            total[s] = sum;
+            copies_wait<STAGES - 2>();
+            if (some) {
+#pragma unroll
+                for (int s = 0; s < SLICES; ++s) {
+                    const uint4* a = ring + (stage * SLICES + s) * 2 * WARPS * 32 + threadIdx.x;
+                    u[s] = a[0];
+                    l[s] = a[WARPS * 32];
+                }
+            }
+            // Into the stage that was read before this one.
+            fetch();
+            stage = stage == STAGES - 1 ? 0 : stage + 1;
+            if (!some) continue;
+#if SCALED == BY_BLOCKS
+            // A piece is within a block.
+            const int block = (k - quarter * PIECE) / BLOCK;
+            float of_piece[TILES][2];
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) of_piece[t][e] = of_rows[t][e][block];
+#endif
+#pragma unroll
+            for (int s = 0; s < SLICES; ++s)
+#pragma unroll
+                for (int t = 0; t < TILES; ++t) {
+#if SCALED == BY_BLOCKS
+                    float piece[4] = {};
+                    Piece::multiply(piece, u[s], l[s], b[t]);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        sums[s][t][i] = fmaf(piece[i], of_columns[s / SPANS * across + block] * of_piece[t][i & 1], sums[s][t][i]);
+#else
+                    Piece::multiply(sums[s][t], u[s], l[s], b[t]);
+#endif
+                }
         }
-        const i64 place = (i64)(first + y) * columns + column + c;
-        float value = total[0];
-        if (BIAS) value = value + at<BIAS_TYPE>(bias, column + c);
-        if (SWIGLU) value = gated<D>(value, total[SIDES - 1]);
-        if (ADD) value = D::load(r[place]) + D::wrap(value);
-        out[place] = D::store(value);
+        float(*part)[SLICES][16][ROWS == 1 ? 1 : ROWS + 1] = parts[buffer % BUFFERS];
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s)
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int y = t * 8 + quarter * 2 + (i & 1);
+                    if (y < ROWS) part[warp][s][row + 8 * (i >> 1)][y] = (float)sums[s][t][i];
+                }
+        __syncthreads();
+        const Tile t = tile_of(tile);
+        const int c = threadIdx.x & 15, span = (threadIdx.x >> 4) % SPANS;
+        const i64 column = t.first + span * 16 + c;
+        D::Raw* out = of_weight(p.out, t.of);
+        [[maybe_unused]] const void* bias = of_weight(p.bias, t.of);
+#if SCALED == BY_ROWS
+        const float* of_sides[SIDES] = {of_weight(scales.of, t.of)};
+        if (SWIGLU) of_sides[SIDES - 1] = scales.of[COUNT - 1];
+#endif
+        for (int y = column < t.columns ? (threadIdx.x >> 4) / SPANS : rows; y < rows; y += WARPS * 2 / SPANS) {
+            float total[SIDES];
+#pragma unroll
+            for (int s = 0; s < SIDES; ++s) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 0; i < WARPS; ++i) sum += part[i][s * SPANS + span][c][y];
+#if SCALED == BY_ROWS && STAGED
+                sum *= of_x[y] * of_sides[s][column];
+#elif SCALED == BY_ROWS
+                sum *= scales.x[place_of(y)] * of_sides[s][column];
+#endif
+                total[s] = sum;
+            }
+            const i64 place = (i64)(first + y) * t.columns + column;
+            float value = total[0];
+            if (BIAS) value = value + at<BIAS_TYPE>(bias, column);
+            if (SWIGLU) value = gated<D>(value, total[SIDES - 1]);
+            if (ADD) value = D::load(r[place]) + D::wrap(value);
+            out[place] = D::store(value);
+        }
+        if (BUFFERS == 1) __syncthreads();
     }
 }

@@ -16,7 +16,9 @@ mod grouped_linear;
 mod head_products;
 mod linear;
 mod linear_blocks;
+mod linear_call;
 mod linear_cross_entropy;
+mod linear_rows;
 mod linear_scaled;
 mod norm;
 mod norm_rows;
@@ -62,8 +64,8 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 37] = [
     grouped_linear::HOPPER,
     grouped_linear::TILES,
     head_products::HEADS,
-    linear::AFTER,
-    linear::ROWS,
+    linear_call::AFTER,
+    linear_rows::ROWS,
     linear_blocks::DECODE,
     linear_blocks::GROUPS,
     linear_blocks::ROWS,

@@ -190,7 +190,7 @@ impl CudaDevice {
     pub(crate) fn grid(&self, source: &CudaSource, grid: [u32; 3]) -> [u32; 3] {
         match source.persistent {
             0 => grid,
-            cluster => [grid[0].min(self.context.processors / cluster * cluster), 1, 1],
+            cluster => [grid[0].min(self.context.processors / cluster * cluster), grid[1], grid[2]],
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Products of one row, or of one row of each group, by weights in block formats: `kernels/blocks_row.cu`.
 
 use super::block_text::{BlockText, CHUNK, Formats};
-use super::linear::{LinearCall, LinearEpilogue, flag};
+use super::linear_call::{LinearCall, LinearEpilogue, flag};
 use super::norm;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{

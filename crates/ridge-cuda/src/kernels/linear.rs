@@ -1,30 +1,12 @@
 //! Linears with what follows them: `kernels/linear_rows.cu` for few rows, matrix products with a second pass for many.
 
-use std::sync::Arc;
-
-use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
-use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
-use ridge_graph::{Arg, DType, Function, Op};
+use ridge_graph::{DType, Function};
 
 use super::entry::CudaKernelEntry;
+use super::linear_call::{LinearCall, LinearEpilogue, gated_pair, sums};
+use super::linear_rows::{MAX_ROWS, StreamedX};
 use super::norm;
-use crate::cublaslt::GemmShape;
-use crate::gemm;
-use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
-    composite, each, grid, input, name, numbers, output,
-};
-use crate::prims::{MatrixProduct, product};
-
-/// The weights are prefetched; see [`DeviceAction::Launch`].
-pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
-    include_str!("../../kernels/norm.cuh"),
-    include_str!("../../kernels/scaled.cuh"),
-    include_str!("../../kernels/linear_rows.cu")
-))
-.with_tiles()
-.early_launch();
-pub(super) const AFTER: KernelText<'_> = KernelText::new(include_str!("../../kernels/linear_after.cu")).early_launch();
+use crate::kernel::{CudaKernel, CudaKernelSpec, OperandSlot};
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let entries = [
@@ -50,64 +32,6 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     entries.map(CudaKernelEntry::numerics_by_extents_unless_deterministic).into()
 }
 
-/// The depth from which on 16 warps of a block have enough to do.
-const DEEP: usize = 4096;
-/// What begins in scratch memory begins at a multiple of this many bytes.
-pub(super) const ALIGN: usize = 256;
-
-/// Rows that a block which streams weights makes at most.
-pub(super) const MAX_ROWS: usize = 16;
-/// Bytes of a block's ring.
-pub(super) const RING: u32 = 64 << 10;
-
-/// How the kernel that streams weights has x.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum StreamedX {
-    /// Elements, as those of the weights.
-    Plain,
-    /// Codes, for weights in this format.
-    Codes(ScaledFormat),
-    /// One row of elements, which becomes codes on the way.
-    Quantised(ScaledFormat),
-}
-
-impl StreamedX {
-    /// `SCALED` of the text: of rows, or of blocks of a weight.
-    pub(super) fn scaled(self) -> &'static str {
-        match self {
-            Self::Plain => "0",
-            Self::Codes(w) | Self::Quantised(w) if w.scales == ScaleLayout::Block => "2",
-            Self::Codes(_) | Self::Quantised(_) => "1",
-        }
-    }
-
-    /// `CODE` of the text.
-    pub(super) fn code(self) -> &'static str {
-        match self {
-            Self::Plain => "F8E4M3",
-            Self::Codes(w) | Self::Quantised(w) => name(w.codes.dtype()),
-        }
-    }
-
-    /// Bytes of a block's shared memory behind its ring, for `sides` weights and rows of `depth`, so many of which become codes on the way.
-    pub(super) fn shared(self, sides: usize, quantised: usize, depth: usize) -> usize {
-        let (Self::Codes(w) | Self::Quantised(w)) = self else { return 0 };
-        let across = if w.scales == ScaleLayout::Block { depth.div_ceil(BLOCK) } else { 1 };
-        // The text's `line`: rows of codes begin in different banks.
-        ((sides + quantised) * across * 4).next_multiple_of(16) + quantised * (depth.next_multiple_of(128) + 64)
-    }
-}
-
-/// What is done to the product.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum LinearEpilogue {
-    Nothing,
-    /// Input 0 is added.
-    Add,
-    /// The first weight's product is the gate of the second's.
-    Swiglu,
-}
-
 /// Plain weights, and x as it is.
 fn supports(body: &Function) -> bool {
     body.args.iter().all(|a| a.ty.format.is_none())
@@ -126,51 +50,10 @@ fn gates(body: &Function) -> bool {
     supports(body) && gated_pair(body)
 }
 
-/// The product and what it is added to have one type: nothing is broadcast.
-pub(super) fn sums(body: &Function) -> bool {
-    let sum = body.ty(body.outputs[0].var);
-    let is_linear = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Linear>().is_some());
-    let product = body.nodes.iter().find(|n| is_linear(&n.op));
-    body.args[0].ty == *sum && product.is_some_and(|n| n.outputs[0] == *sum)
-}
-
-/// Two linears without biases, of which the first is the gate of the other.
-pub(super) fn gated_pair(body: &Function) -> bool {
-    composite::<LinearGroup>(body).is_some_and(|g| g.count == 2 && !g.biases)
-}
-
-/// The weights of a linear or a group.
-pub(super) fn weights(body: &Function) -> &[Arg] {
-    let count = composite::<LinearGroup>(body).map_or(1, |group| group.count);
-    let biases = match (composite::<Linear>(body), composite::<LinearGroup>(body)) {
-        (Some(one), _) => usize::from(one.bias),
-        (_, Some(group)) if group.biases => group.count,
-        _ => 0,
-    };
-    let end = body.args.len() - biases;
-    &body.args[end - count..end]
-}
-
-/// A linear or several of one input.
-pub(super) struct LinearCall<'a> {
-    pub(super) spec: &'a CudaKernelSpec<'a>,
-    pub(super) after: LinearEpilogue,
-    /// The input that is x.
-    pub(super) x: usize,
-    /// Is a norm taken of it, by the weight behind it?
-    pub(super) norm: Option<&'a RmsNorm>,
-    /// The first weight; the others and then biases follow.
-    pub(super) first: usize,
-    pub(super) count: usize,
-    pub(super) biases: bool,
-    pub(super) rows: usize,
-    pub(super) depth: usize,
-}
-
 fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
     let linears = LinearCall::new(spec, after)?;
-    if linears.streams() {
-        return linears.streamed();
+    if streams(&linears) {
+        return linears.stream_rows(StreamedX::Plain, (OperandSlot::Input(linears.x), 0), None);
     }
     let (kernel, x) = linears.normed()?;
     let weights: Vec<_> = (0..linears.count).map(|i| (OperandSlot::Input(linears.first + i), 0)).collect();
@@ -178,269 +61,13 @@ fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, 
     linears.multiplied(kernel, x, &weights, &dtypes)
 }
 
-pub(super) fn flag(on: bool) -> &'static str {
-    if on { "1" } else { "0" }
-}
-
-impl<'a> LinearCall<'a> {
-    /// The linears of a group, which ends with `after`.
-    pub(super) fn new(spec: &'a CudaKernelSpec<'a>, after: LinearEpilogue) -> Result<Self, String> {
-        let (count, biases) = match (spec.composite::<Linear>(), spec.composite::<LinearGroup>()) {
-            (Some(one), _) => (1, one.bias),
-            (_, Some(group)) => (group.count, group.biases),
-            _ => return Err("no linear in the group".into()),
-        };
-        let x = usize::from(after == LinearEpilogue::Add);
-        let norm = spec.composite::<RmsNorm>();
-        let shape = &spec.inputs[x].shape;
-        let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
-        let first = x + 1 + usize::from(norm.is_some());
-        Ok(Self { spec, after, x, norm, first, count, biases, rows, depth })
-    }
-
-    pub(super) fn x(&self) -> &CudaOperand {
-        &self.spec.inputs[self.x]
-    }
-
-    pub(super) fn weights(&self) -> &[CudaOperand] {
-        &self.spec.inputs[self.first..][..self.count]
-    }
-
-    /// The input that is bias `i`, or the first where there is none.
-    pub(super) fn bias(&self, i: usize) -> usize {
-        if self.biases { self.first + self.count + i } else { 0 }
-    }
-
-    /// The arguments of a launch that streams the weights of x at `x`: x, the summand, the norm's weight and epsilon, the
-    /// addresses of weights, outputs and biases, rows, depth and columns.
-    pub(super) fn streaming_args(&self, x: SlotOffset) -> Vec<LaunchArg> {
-        let gated = self.after == LinearEpilogue::Swiglu;
-        let weights = (0..self.count).map(|i| OperandSlot::Input(self.first + i));
-        // A gated group has one output.
-        let outputs = (0..self.count).map(|i| OperandSlot::Output(if gated { 0 } else { i }));
-        let biases = (0..self.count).map(|i| OperandSlot::Input(self.bias(i)));
-        let columns: Vec<usize> = self.weights().iter().map(|w| w.shape[0]).collect();
-        vec![
-            LaunchArg::Pointer(x.0, x.1),
-            input(0),
-            input(self.x + usize::from(self.norm.is_some())),
-            LaunchArg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
-            LaunchArg::Pointers(weights.chain(outputs).chain(biases).map(|slot| (slot, 0)).collect()),
-            numbers(&[&[self.rows, self.depth][..], &columns].concat()),
-        ]
-    }
-
-    /// The blocks of 16 columns that a launch makes.
-    pub(super) fn column_blocks(&self) -> usize {
-        let across = |w: &CudaOperand| w.shape[0].div_ceil(16);
-        match self.after {
-            LinearEpilogue::Swiglu => across(&self.weights()[0]),
-            _ => self.weights().iter().map(across).sum(),
-        }
-    }
-
-    /// A launch of `source`, a block of which makes up to `block_rows` rows, with so much shared memory, which may ask for weights before the launch ahead has ended.
-    pub(super) fn streaming_launch(
-        &self,
-        source: Arc<CudaSource>,
-        block_rows: usize,
-        threads: u32,
-        shared_bytes: u32,
-        args: Vec<LaunchArg>,
-    ) -> Result<CudaKernel, String> {
-        let mut launch = grid(source, [self.column_blocks(), self.rows.div_ceil(block_rows), 1], threads, args)?;
-        for action in &mut launch.actions {
-            if let DeviceAction::Launch { shared, prefetched, .. } = action {
-                *shared = shared_bytes;
-                prefetched.extend((0..self.count).map(|i| OperandSlot::Input(self.first + i)));
-            }
-        }
-        Ok(launch)
-    }
-
-    /// Are there few rows, of a dtype that tensor cores take?
-    fn streams(&self) -> bool {
-        let dtype = self.x().dtype;
-        matches!(dtype, DType::BF16 | DType::F16)
-            && self.weights().iter().all(|w| w.dtype == dtype)
-            && !self.spec.deterministic
-            && (1..=MAX_ROWS).contains(&self.rows)
-            && self.depth.is_multiple_of(8)
-            && self.depth > 0
-    }
-
-    /// The norm of x into scratch memory, where there is one, and where x is from then on.
-    pub(super) fn normed(&self) -> Result<(CudaKernel, SlotOffset), String> {
-        if self.norm.is_none() {
-            return Ok((CudaKernel::default(), (OperandSlot::Input(self.x), 0)));
-        }
-        let to = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let mut kernel = norm::launch(self.spec, 1, [to.clone(), to])?;
-        kernel.scratch = self.x().bytes.next_multiple_of(ALIGN);
-        Ok((kernel, (OperandSlot::Scratch, 0)))
-    }
-
-    /// Every weight read once, by one launch.
-    fn streamed(&self) -> Result<CudaKernel, String> {
-        let warps = self.streaming_warps();
-        // One row's norm is made on the way; those of several would keep the weights waiting.
-        let on_the_way = self.norm.is_some() && self.rows == 1;
-        let threads = norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16);
-        let (mut kernel, x) =
-            if on_the_way { (CudaKernel::default(), (OperandSlot::Input(self.x), 0)) } else { self.normed()? };
-        let norm_threads = if on_the_way { threads } else { 0 };
-        let source = self.rows_source(StreamedX::Plain, warps, norm_threads);
-        let launch = self.streaming_launch(source, MAX_ROWS, 32 * warps, RING, self.streaming_args(x))?;
-        kernel.actions.extend(launch.actions);
-        Ok(kernel)
-    }
-
-    /// `kernels/linear_rows.cu` for so many warps, and so many threads that make the norm of the one row, 0 for none.
-    pub(super) fn rows_source(&self, x: StreamedX, warps: u32, norm_threads: usize) -> Arc<CudaSource> {
-        let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
-        let defines = [
-            ("D", name(self.x().dtype)),
-            ("SCALED", x.scaled()),
-            ("CODE", x.code()),
-            ("QUANTISE", flag(matches!(x, StreamedX::Quantised(_)))),
-            ("RING", &*RING.to_string()),
-            ("ROWS", &*self.rows.next_power_of_two().clamp(8, MAX_ROWS).to_string()),
-            ("WARPS", &*warps.to_string()),
-            ("COUNT", &*self.count.to_string()),
-            ("ADD", flag(self.after == LinearEpilogue::Add)),
-            ("BIAS", flag(self.biases)),
-            ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
-            ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
-            ("NORM", &*norm_threads.to_string()),
-            ("NORM_TYPE", name(gain.dtype)),
-        ];
-        CudaSource::new("linear_rows", &defines, &ROWS)
-    }
-
-    /// Warps of a block that streams weights.
-    pub(super) fn streaming_warps(&self) -> u32 {
-        if self.depth >= DEEP && self.after != LinearEpilogue::Swiglu { 16 } else { 8 }
-    }
-
-    /// After `kernel`, which prepares x at `x` and plain weights of `dtypes` at `weights`: a matrix product for each weight, and
-    /// a pass over what needs one.
-    pub(super) fn multiplied(
-        &self,
-        mut kernel: CudaKernel,
-        x: SlotOffset,
-        weights: &[SlotOffset],
-        dtypes: &[DType],
-    ) -> Result<CudaKernel, String> {
-        let dtype = self.x().dtype;
-        let beside = kernel.scratch;
-        let gated = self.after == LinearEpilogue::Swiglu;
-        let ahead = kernel.actions.len();
-        let mut all = Vec::new();
-        for (i, w) in self.weights().iter().enumerate() {
-            let elements = self.rows * w.shape[0];
-            // What is rounded once more, and what is combined with another, waits in scratch memory.
-            let (y, result) = match (self.biases, gated && i == 1) {
-                (true, _) => ((OperandSlot::Scratch, beside), DType::F32),
-                (_, true) => ((OperandSlot::Scratch, beside), dtype),
-                _ => ((OperandSlot::Output(i), 0), dtype),
-            };
-            if y.0 == OperandSlot::Scratch {
-                kernel.scratch = kernel.scratch.max(beside + elements * result.size_bytes());
-            }
-            let of = MatrixProduct {
-                batches: 1,
-                rows: self.rows,
-                columns: w.shape[0],
-                depth: self.depth,
-                a: (x, dtype),
-                b: (weights[i], dtypes[i]),
-                out: (y, result),
-                transposed: (false, true),
-                added: false,
-                deterministic: self.spec.deterministic,
-            };
-            let mut made = product(&of);
-            if self.biases && of.deterministic {
-                // Alone, as its bias is added behind it.
-                made = MatrixProduct::fastest(&[of], gemm::Epilogue::Nothing, made);
-            }
-            let alone = kernel.actions.len();
-            kernel.actions.extend(made.actions);
-            if self.biases || self.after == LinearEpilogue::Add || (gated && i == 1) {
-                let (y, other) = if gated { ((OperandSlot::Output(0), 0), y) } else { (y, (OperandSlot::Input(0), 0)) };
-                let args = vec![
-                    LaunchArg::Pointer(y.0, y.1),
-                    LaunchArg::Pointer(other.0, other.1),
-                    input(self.bias(i)),
-                    output(if gated { 0 } else { i }),
-                    numbers(&[elements, w.shape[0]]),
-                ];
-                self.follow(&mut kernel, result, elements, args);
-            }
-            if self.biases && !gated && self.spec.inputs[self.bias(i)].dtype == dtype {
-                let direct = MatrixProduct { out: ((OperandSlot::Output(i), 0), dtype), ..of };
-                let otherwise = kernel.actions.split_off(alone);
-                kernel.actions.extend(self.biased(i, product(&direct), otherwise));
-            }
-            all.push(of);
-        }
-        let after = match self.after {
-            LinearEpilogue::Nothing if !self.biases => Some(gemm::Epilogue::Nothing),
-            LinearEpilogue::Add if !self.biases => Some(gemm::Epilogue::Add((OperandSlot::Input(0), 0))),
-            LinearEpilogue::Swiglu => {
-                all.truncate(1);
-                Some(gemm::Epilogue::Swiglu(weights[1]))
-            }
-            _ => None,
-        };
-        if let Some(after) = after {
-            let actions = kernel.actions.split_off(ahead);
-            let fastest = MatrixProduct::fastest(&all, after, CudaKernel { actions, scratch: kernel.scratch });
-            kernel.actions.extend(fastest.actions);
-        }
-        Ok(kernel)
-    }
-
-    /// The product `direct` of weight `i` with bias and summand by cuBLASLt, or else by the actions of `apart`.
-    fn biased(&self, i: usize, direct: CudaKernel, apart: Vec<DeviceAction>) -> Vec<DeviceAction> {
-        let Ok([DeviceAction::Product { shape, x, w, y, scales, .. }]) = <[_; 1]>::try_from(direct.actions) else {
-            return apart;
-        };
-        let added = self.after == LinearEpilogue::Add;
-        let r = added.then_some((OperandSlot::Input(0), 0));
-        let bias = Some((OperandSlot::Input(self.bias(i)), 0));
-        vec![DeviceAction::Product {
-            shape: GemmShape { added, biased: true, ..shape },
-            x,
-            w,
-            r,
-            bias,
-            y,
-            scales,
-            otherwise: apart,
-        }]
-    }
-
-    /// The pass behind the last product, unless cuBLASLt does it.
-    pub(super) fn follow(&self, kernel: &mut CudaKernel, result: DType, elements: usize, args: Vec<LaunchArg>) {
-        let defines = [
-            ("Y", name(result)),
-            ("D", name(self.x().dtype)),
-            ("ADD", flag(self.after == LinearEpilogue::Add)),
-            ("BIAS", flag(self.biases)),
-            ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
-            ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
-        ];
-        let pass = each(CudaSource::new("linear_after", &defines, &AFTER), elements, args).actions;
-        match kernel.actions.last_mut() {
-            Some(DeviceAction::Product { shape, r, otherwise, .. })
-                if self.after == LinearEpilogue::Add && !self.biases =>
-            {
-                shape.added = true;
-                *r = Some((OperandSlot::Input(0), 0));
-                otherwise.extend(pass);
-            }
-            _ => kernel.actions.extend(pass),
-        }
-    }
+/// Are there few rows, of a dtype that tensor cores take?
+fn streams(linears: &LinearCall<'_>) -> bool {
+    let dtype = linears.x().dtype;
+    matches!(dtype, DType::BF16 | DType::F16)
+        && linears.weights().iter().all(|w| w.dtype == dtype)
+        && !linears.spec.deterministic
+        && (1..=MAX_ROWS).contains(&linears.rows)
+        && linears.depth.is_multiple_of(8)
+        && linears.depth > 0
 }

@@ -6,7 +6,7 @@ use ridge_graph::{DType, Function};
 use super::block_text::{BlockText, CHUNK, Formats};
 use super::blocks_row;
 use super::entry::CudaKernelEntry;
-use super::linear::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
+use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
 use super::norm;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, input, name, numbers,

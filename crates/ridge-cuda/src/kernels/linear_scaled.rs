@@ -7,7 +7,8 @@ use ridge_graph::ops::{Linear, Quantize};
 use ridge_graph::{Arg, Binary, DType, Function, Op, Prim};
 
 use super::entry::CudaKernelEntry;
-use super::linear::{ALIGN, LinearCall, LinearEpilogue, MAX_ROWS, RING, StreamedX, flag, gated_pair, sums, weights};
+use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
+use super::linear_rows::{MAX_ROWS, StreamedX};
 use super::norm;
 use super::quantize::{quantised_rows, scaled};
 use crate::cublaslt::{GemmScales, GemmShape};
@@ -152,18 +153,8 @@ fn coded(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel,
 
 /// One launch that reads weights once for every few rows; `x` is where codes and scales are, or what becomes codes.
 fn streamed(linears: &LinearCall<'_>, by: StreamedX, [x, scales]: [SlotOffset; 2]) -> Result<CudaKernel, String> {
-    let (warps, depth) = (linears.streaming_warps(), linears.depth);
-    let on_the_way = matches!(by, StreamedX::Quantised(_));
-    let threads = if linears.norm.is_some() && on_the_way {
-        norm::threads_of(depth * linears.x().dtype.size_bytes() / 16)
-    } else {
-        0
-    };
-    let sides = if linears.after == LinearEpilogue::Swiglu { 2 } else { 1 };
-    let shared = RING as usize + by.shared(sides, usize::from(on_the_way), depth);
-    let mut args = linears.streaming_args(x);
-    args.push(LaunchArg::Pointers([&[scales][..], &scales_of_weights(linears)?].concat()));
-    linears.streaming_launch(linears.rows_source(by, warps, threads), MAX_ROWS, 32 * warps, shared as u32, args)
+    let scales = LaunchArg::Pointers([&[scales][..], &scales_of_weights(linears)?].concat());
+    linears.stream_rows(by, x, Some(scales))
 }
 
 /// Where the scales of each weight are.

@@ -1,0 +1,212 @@
+//! Linears of few rows whose weights are streamed, in floats or codes: `kernels/linear_rows.cu`.
+
+use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
+
+use super::linear_call::{LinearCall, LinearEpilogue, flag};
+use super::norm;
+use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, name};
+
+pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/norm.cuh"),
+    include_str!("../../kernels/scaled.cuh"),
+    include_str!("../../kernels/linear_rows.cu")
+))
+.with_tiles()
+.early_launch()
+.persistent(1);
+
+/// Rows that a block makes at most.
+pub(super) const MAX_ROWS: usize = 16;
+/// Bytes of a column that a warp reads in its turn, and columns of a tile.
+const PIECE_BYTES: usize = 64;
+const COLUMNS: usize = 16;
+/// Stages of a ring at most: what a multiprocessor needs in flight is far less.
+const MOST_STAGES: usize = 16;
+/// Shared memory that a block takes besides what depends on its work.
+const OTHER_BYTES: usize = 1 << 10;
+
+/// How x is given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamedX {
+    /// Elements, as those of the weights.
+    Plain,
+    /// Codes, for weights in this format.
+    Codes(ScaledFormat),
+    /// One row of elements, which becomes codes on the way.
+    Quantised(ScaledFormat),
+}
+
+impl StreamedX {
+    fn format(self) -> Option<ScaledFormat> {
+        match self {
+            Self::Plain => None,
+            Self::Codes(w) | Self::Quantised(w) => Some(w),
+        }
+    }
+
+    /// `SCALED` of the text: of rows, or of blocks of a weight.
+    fn scaled(self) -> &'static str {
+        match self.format() {
+            None => "0",
+            Some(w) if w.scales == ScaleLayout::Block => "2",
+            Some(_) => "1",
+        }
+    }
+
+    /// `CODE` of the text.
+    fn code(self) -> &'static str {
+        self.format().map_or("F8E4M3", |w| name(w.codes.dtype()))
+    }
+
+    /// Bytes of scales in a block's shared memory, for `sides` weights and `rows` of `depth`: of two tiles, and of x.
+    fn scale_bytes(self, sides: usize, rows: usize, depth: usize) -> usize {
+        let across = match self.format() {
+            None => return 0,
+            Some(w) if w.scales == ScaleLayout::Block => depth.div_ceil(BLOCK),
+            Some(_) => 1,
+        };
+        ((2 * sides + rows) * across * 4).next_multiple_of(16)
+    }
+}
+
+/// What a GPU has for a block, of which a multiprocessor has one.
+#[derive(Clone, Copy)]
+struct Room {
+    shared: usize,
+    /// Warps of a block where rows are long enough for so many.
+    warps: usize,
+}
+
+/// Hopper, and every GPU.
+const HOPPER: Room = Room { shared: 227 << 10, warps: 16 };
+const EVERY: Room = Room { shared: 99 << 10, warps: LEAST_WARPS };
+/// Warps of a block at least, which are a team that prepares rows.
+const LEAST_WARPS: usize = 8;
+/// Vectors that a thread of a team holds at most.
+const MOST_VECTORS: usize = 16;
+/// Bytes in flight that are enough for a multiprocessor of any GPU.
+const ENOUGH_BYTES: usize = 96 << 10;
+/// Tiles that are enough for any GPU's multiprocessors.
+const ENOUGH_TILES: usize = 120;
+
+/// How a block uses its room.
+#[derive(Clone, Copy)]
+struct Division {
+    /// `ROWS`, `SPANS`, `STAGED`, `VECTORS`, `WARPS` and `STAGES` of the text.
+    rows: usize,
+    spans: usize,
+    staged: bool,
+    vectors: usize,
+    warps: usize,
+    stages: usize,
+    /// Bytes of shared memory that the launch asks for.
+    shared: usize,
+}
+
+impl Division {
+    /// With x in shared memory, if it has to be there or there is room for it, or not. `None` where the ring has no room.
+    fn new(room: Room, linears: &LinearCall<'_>, by: StreamedX, staged: bool) -> Option<Self> {
+        let gated = linears.after == LinearEpilogue::Swiglu;
+        let sides = if gated { 2 } else { 1 };
+        let rows = linears.rows.next_power_of_two().min(MAX_ROWS);
+        let element = if by == StreamedX::Plain { linears.x().dtype.size_bytes() } else { 1 };
+        let bytes = linears.depth * element;
+        // Each warp takes two turns at least.
+        let warps = if bytes >= 2 * room.warps * PIECE_BYTES { room.warps } else { LEAST_WARPS };
+        // x is read less often by wide tiles.
+        let wide = !staged && !gated && linears.tiles(2 * COLUMNS) >= ENOUGH_TILES;
+        let spans = if wide { 2 } else { 1 };
+        let sums = if rows == 1 { 2 } else { rows + 1 } * warps * sides * spans * COLUMNS * 4;
+        let x = if staged { linears.rows.min(rows) * (bytes.next_multiple_of(128) + 64) } else { 0 };
+        let behind = by.scale_bytes(sides, rows, linears.depth) + x;
+        let stage = warps * sides * spans * COLUMNS * PIECE_BYTES;
+        let stages = (room.shared.checked_sub(OTHER_BYTES + sums + behind)? / stage).min(MOST_STAGES);
+        let vectors = bytes.div_ceil(16 * 32 * LEAST_WARPS);
+        let held = vectors * rows.div_ceil(warps / LEAST_WARPS);
+        // One row is always there, if it fits; several where they leave enough room.
+        let enough = if staged && rows > 1 { ENOUGH_BYTES.div_ceil(stage) } else { 2 };
+        let fits =
+            stages >= enough.max(2) && (!staged || held <= MOST_VECTORS || matches!(by, StreamedX::Quantised(_)));
+        fits.then_some(Self { rows, spans, staged, vectors, warps, stages, shared: stages * stage + behind })
+    }
+}
+
+impl LinearCall<'_> {
+    /// Every weight read once for every few rows, by one launch, for x at `x`: codes with `scales` of x and the weights, or the operand itself,
+    /// which is normed where there is a norm.
+    ///
+    /// # Errors
+    ///
+    /// If a row that becomes codes is so long that it does not fit beside weights on their way.
+    pub(super) fn stream_rows(
+        &self,
+        by: StreamedX,
+        x: SlotOffset,
+        scales: Option<LaunchArg>,
+    ) -> Result<CudaKernel, String> {
+        if self.column_blocks() == 0 || self.rows == 0 {
+            return Ok(CudaKernel::default());
+        }
+        let norm = self.norm.filter(|_| !matches!(by, StreamedX::Codes(_)));
+        let threads = norm.map_or(0, |_| norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16));
+        let in_room = |room: Room| -> Result<CudaKernel, String> {
+            if let Some(division) = Division::new(room, self, by, true) {
+                return Ok(self.rows_launch(by, division, threads, x, &scales).into());
+            }
+            let division = Division::new(room, self, by, false).filter(|_| !matches!(by, StreamedX::Quantised(_)));
+            let division = division
+                .ok_or_else(|| format!("a row of {} elements does not fit beside weights on their way", self.depth))?;
+            // What does not fit is normed by a launch of its own.
+            let (mut kernel, x) = if norm.is_some() { self.normed()? } else { (CudaKernel::default(), x) };
+            kernel.actions.push(self.rows_launch(by, division, 0, x, &scales));
+            Ok(kernel)
+        };
+        let (hopper, others) = (in_room(HOPPER)?, in_room(EVERY)?);
+        let scratch = hopper.scratch.max(others.scratch);
+        let action = DeviceAction::ByArch { arch: "sm_90a", actions: hopper.actions, otherwise: others.actions };
+        Ok(CudaKernel { scratch, ..action.into() })
+    }
+
+    fn rows_launch(
+        &self,
+        by: StreamedX,
+        division: Division,
+        norm_threads: usize,
+        x: SlotOffset,
+        scales: &Option<LaunchArg>,
+    ) -> DeviceAction {
+        let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
+        let Division { rows, spans, staged, vectors, warps, stages, shared } = division;
+        let [of_rows, of_spans, of_vectors, of_warps, of_stages] =
+            [rows, spans, vectors, warps, stages].map(|n| n.to_string());
+        let defines = [
+            ("D", name(self.x().dtype)),
+            ("SCALED", by.scaled()),
+            ("CODE", by.code()),
+            ("QUANTISE", flag(matches!(by, StreamedX::Quantised(_)))),
+            ("ROWS", &of_rows),
+            ("SPANS", &of_spans),
+            ("STAGED", flag(staged)),
+            ("VECTORS", &of_vectors),
+            ("WARPS", &of_warps),
+            ("STAGES", &of_stages),
+            ("COUNT", &*self.count.to_string()),
+            ("ADD", flag(self.after == LinearEpilogue::Add)),
+            ("BIAS", flag(self.biases)),
+            ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
+            ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
+            ("NORM", &*norm_threads.to_string()),
+            ("NORM_TYPE", name(gain.dtype)),
+        ];
+        let mut args = self.streaming_args(x);
+        args.extend(scales.clone());
+        DeviceAction::Launch {
+            source: CudaSource::new("linear_rows", &defines, &ROWS),
+            grid: [self.tiles(spans * COLUMNS) as u32, self.rows.div_ceil(rows) as u32, 1],
+            threads: 32 * warps as u32,
+            shared: shared as u32,
+            args,
+            prefetched: (0..self.count).map(|i| OperandSlot::Input(self.first + i)).collect(),
+        }
+    }
+}
