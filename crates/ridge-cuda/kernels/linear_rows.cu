@@ -2,17 +2,17 @@
 // with scales of both. SCALED is BY_ROWS for a scale for each row, and BY_BLOCKS for one for each 128 elements of a row of x and
 // for each block of 128 x 128 of a weight. Codes of E4M3 are multiplied as f16, which holds them exactly, and those of a block are summed
 // before they are scaled; integers are summed exactly within a warp's part of the depth.
-// Floor: the weights' bytes over bandwidth. A tile is 16 columns, or SPANS times as many; blocks, one to a multiprocessor, take tiles in turn. The warps of a block take
-// turns along the depth, 64 bytes of each column at a time, and a ring in shared memory keeps STAGES turns in flight, across the ends of
-// tiles too. It is filled before the launch ahead has ended, since weights do not depend on it. The product does not care
-// in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two products as they come from
-// memory. With STAGED, x is prepared once by each block and lies in shared memory; otherwise it is read where it is, AHEAD turns ahead, for SPANS
-// times 16 columns.
+// Floor: the weights' bytes over bandwidth. A tile is 16 columns, or SPANS times as many; blocks, one to a multiprocessor, take
+// tiles in turn. The warps of a block take turns along the depth, 64 bytes of each column at a time, and a ring in shared memory
+// keeps STAGES turns in flight, across the ends of tiles too. It is filled before the launch ahead has ended, since weights do not
+// depend on it. The product does not care in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two
+// products as they come from memory. With STAGED, x is prepared once by each block and lies in shared memory; otherwise it is read
+// where it is, AHEAD turns ahead, for SPANS times 16 columns.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
 // Rows beyond ROWS are those of further blocks.
-// Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS; STAGED, 0 or 1; VECTORS,
-// 16 bytes of a row that each of 256 threads has, at least; WARPS; STAGES;
-// COUNT weights; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of a row of x is made on
+// Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS;
+// STAGED, 0 or 1; VECTORS, 16 bytes of a row that each of 256 threads has at most; WARPS, a multiple of 8; STAGES; COUNT weights;
+// ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of a row of x is made on
 // the way, 0 for none, with its NORM_TYPE; QUANTISE, whether the one row, of dtype D, becomes codes on the way, 0 where x is codes.
 // Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight.
 
@@ -40,6 +40,7 @@ typedef D::Raw Given;
 #define STAGE (SLICES * 2 * WARPS * 32)
 // Rows are prepared by so many groups of 256 threads.
 #define TEAMS (WARPS / 8)
+#define EACH ((ROWS + TEAMS - 1) / TEAMS)
 // Sums of warps for two tiles, so that a warp may be a tile ahead of another; where they take much room, for one.
 #define BUFFERS (ROWS == 1 ? 2 : 1)
 
@@ -200,6 +201,10 @@ void linear_rows(
     };
     scales_of_tile(blockIdx.x, 0);
 #endif
+#if NORM
+    // Into L2, which is no read: the gains are wanted as soon as x is there.
+    for (int k = threadIdx.x * 64; k < depth; k += WARPS * 32 * 64) asm volatile("prefetch.global.L2 [%0];" :: "l"(gain + k));
+#endif
     others_may_begin();
     after_others();
     const int end = (int)n.v[0], first = blockIdx.y * ROWS, rows = min(end - first, ROWS);
@@ -257,19 +262,20 @@ void linear_rows(
 #else
     // Rows team by team, all of them asked for at once.
     const int team = threadIdx.x / 256, vector = threadIdx.x % 256, vectors = depth / PIECE;
-    uint4 held[ROWS < TEAMS ? 1 : ROWS / TEAMS][VECTORS];
+    uint4 held[EACH][VECTORS];
 #pragma unroll
-    for (int j = 0, y = team; y < ROWS; ++j, y += TEAMS)
+    for (int j = 0; j < EACH; ++j)
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
+            const int y = team + j * TEAMS;
             const bool real = y < rows && vector + i * 256 < vectors;
             held[j][i] = real ? *(const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * PIECE) : make_uint4(0, 0, 0, 0);
         }
 #if NORM
     // The very sums that `norm.cu` makes.
-    __shared__ float squares[ROWS][8];
+    __shared__ float squares[EACH * TEAMS][8];
 #pragma unroll
-    for (int j = 0, y = team; y < ROWS; ++j, y += TEAMS) {
+    for (int j = 0; j < EACH; ++j) {
         float square = 0.0f;
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -278,12 +284,13 @@ void linear_rows(
             for (int e = 0; e < PIECE; ++e) square += D::load(part[e]) * D::load(part[e]);
         }
         for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
-        if (lane == 0) squares[y][warp % 8] = square;
+        if (lane == 0) squares[team + j * TEAMS][warp % 8] = square;
     }
     __syncthreads();
 #endif
 #pragma unroll
-    for (int j = 0, y = team; y < ROWS; ++j, y += TEAMS) {
+    for (int j = 0; j < EACH; ++j) {
+        const int y = team + j * TEAMS;
 #if NORM
         float square = squares[y][0];
         for (int i = 1; i < NORM / 32; ++i) square += squares[y][i];
@@ -364,6 +371,15 @@ void linear_rows(
 #if !STAGED
             look(ahead[AHEAD - 1]);
 #endif
+#if SCALED == BY_BLOCKS
+            // A piece is within a block.
+            const int block = some ? (k - quarter * PIECE) / BLOCK : 0;
+            float of_piece[TILES][2];
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) of_piece[t][e] = of_rows[t][e][block];
+#endif
             copies_wait<STAGES - 2>();
             if (some) {
 #pragma unroll
@@ -377,15 +393,6 @@ void linear_rows(
             fetch();
             stage = stage == STAGES - 1 ? 0 : stage + 1;
             if (!some) continue;
-#if SCALED == BY_BLOCKS
-            // A piece is within a block.
-            const int block = (k - quarter * PIECE) / BLOCK;
-            float of_piece[TILES][2];
-#pragma unroll
-            for (int t = 0; t < TILES; ++t)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) of_piece[t][e] = of_rows[t][e][block];
-#endif
 #pragma unroll
             for (int s = 0; s < SLICES; ++s)
 #pragma unroll

@@ -65,25 +65,31 @@ pub(crate) fn kernels(
     plan.kernels.iter().map(|k| kernel(registry, graph, k, bindings, mesh)).collect()
 }
 
-/// The sources of an action and of all its alternatives.
-fn sources_of(action: &DeviceAction) -> Vec<&Arc<CudaSource>> {
+/// The sources of an action and of its alternatives, for this architecture or for all.
+fn sources_of<'a>(action: &'a DeviceAction, arch: Option<&str>) -> Vec<&'a Arc<CudaSource>> {
+    let of = |actions: &'a [DeviceAction]| actions.iter().flat_map(|a| sources_of(a, arch)).collect();
     match action {
         DeviceAction::Launch { source, .. } => vec![source],
-        DeviceAction::Product { otherwise, .. } => otherwise.iter().flat_map(sources_of).collect(),
+        DeviceAction::Product { otherwise, .. } => of(otherwise),
         DeviceAction::Autotuned { candidates, .. } => {
-            candidates.iter().flat_map(|c| &c.actions).flat_map(sources_of).collect()
+            let runs = |only: Option<&str>| arch.is_none_or(|arch| only.is_none_or(|only| only == arch));
+            candidates.iter().filter(|c| runs(c.arch)).flat_map(|c| of(&c.actions)).collect()
         }
-        DeviceAction::ByArch { actions, otherwise, .. } => {
-            actions.iter().chain(otherwise).flat_map(sources_of).collect()
-        }
+        DeviceAction::ByArch { arch: only, actions, otherwise } => match arch {
+            None => of(actions).into_iter().chain(of(otherwise)).collect(),
+            Some(arch) => of(if *only == arch { actions } else { otherwise }),
+        },
         DeviceAction::Copy { .. } | DeviceAction::Constant { .. } | DeviceAction::Collective(_) => Vec::new(),
     }
 }
 
-/// The distinct sources of some kernels.
-pub(crate) fn distinct<'a>(kernels: impl IntoIterator<Item = &'a CudaKernel>) -> Vec<Arc<CudaSource>> {
+/// The distinct sources of some kernels, for this architecture or for all.
+pub(crate) fn distinct<'a>(
+    kernels: impl IntoIterator<Item = &'a CudaKernel>,
+    arch: Option<&str>,
+) -> Vec<Arc<CudaSource>> {
     let mut seen = HashSet::new();
-    let sources = kernels.into_iter().flat_map(|k| &k.actions).flat_map(sources_of);
+    let sources = kernels.into_iter().flat_map(|k| &k.actions).flat_map(|action| sources_of(action, arch));
     sources.filter(|s| seen.insert(Arc::clone(s))).cloned().collect()
 }
 
@@ -94,7 +100,7 @@ pub(crate) fn distinct<'a>(kernels: impl IntoIterator<Item = &'a CudaKernel>) ->
 pub fn sources(registry: &CudaKernelRegistry, lowered: &Graph, bindings: &Bindings) -> Result<Vec<Arc<CudaSource>>> {
     let plan = plan(lowered, bindings)?;
     let kernels = kernels(registry, lowered, &plan, bindings, &MeshRanks::new())?;
-    Ok(distinct(&kernels))
+    Ok(distinct(&kernels, None))
 }
 
 #[cfg(test)]
@@ -178,7 +184,7 @@ mod tests {
             let plan = plan(&lowered, &Bindings::new()).expect("plans");
             let kernels =
                 kernels(&registry, &lowered, &plan, &Bindings::new(), &MeshRanks::new()).expect("are supported");
-            for source in distinct(&kernels) {
+            for source in distinct(&kernels, None) {
                 let early = source.early_launch;
                 assert_eq!(calls(&source.own_text()), (early, early), "{name}: {}", source.entry);
                 seen[usize::from(early)] += 1;

@@ -296,8 +296,8 @@ impl<'a> KernelText<'a> {
         Self { early_launch: true, ..self }
     }
 
-    /// Declares that blocks take their work in turn, so that no more are launched than there are multiprocessors, and only whole
-    /// clusters of so many.
+    /// Declares that blocks take their work in turn, so that along x no more are launched than there are multiprocessors, and only
+    /// whole clusters of so many.
     pub const fn persistent(self, cluster: u32) -> Self {
         Self { persistent: cluster, ..self }
     }

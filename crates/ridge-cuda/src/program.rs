@@ -52,7 +52,7 @@ impl Program for CudaProgram {
             }
         }
         let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings, &self.device.mesh_ranks())?;
-        load_all(&self.device, &compile::distinct(&kernels))?;
+        load_all(&self.device, &compile::distinct(&kernels, Some(self.device.arch())))?;
         let (device, graph) = (Arc::clone(&self.device), Arc::clone(&self.graph));
         Ok(Box::new(CudaRun::new(device, graph, self.options.clone(), plan, &kernels, weights, states)?))
     }

@@ -36,7 +36,7 @@ const CLAIMS: [SassClaim; 9] = [
     SassClaim { entry: "recurrence_chunks", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 1, lacks: &[] },
     SassClaim { entry: "attention_decode", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
     SassClaim { entry: "attention_tiles", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
-    SassClaim { entry: "linear_rows", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 1, lacks: &[] },
+    SassClaim { entry: "linear_rows", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
 ];
 
 /// nvdisasm, from `PATH`, CUDA_HOME, or the Python environment that is active.

@@ -186,7 +186,7 @@ impl CudaDevice {
         &self.context.arch
     }
 
-    /// Blocks of a launch: no more than run at once where they take their work in turn.
+    /// Blocks of a launch: along x no more than run at once, where they take their work in turn.
     pub(crate) fn grid(&self, source: &CudaSource, grid: [u32; 3]) -> [u32; 3] {
         match source.persistent {
             0 => grid,

@@ -147,13 +147,18 @@ impl<'a> LinearCall<'a> {
         args: Vec<LaunchArg>,
     ) -> Result<CudaKernel, String> {
         let mut launch = grid(source, [self.column_blocks(), self.rows.div_ceil(block_rows), 1], threads, args)?;
-        for action in &mut launch.actions {
+        self.prefetch_weights(&mut launch, shared_bytes);
+        Ok(launch)
+    }
+
+    /// Gives launches so much shared memory, and leave to ask for weights before the launch ahead has ended.
+    pub(super) fn prefetch_weights(&self, kernel: &mut CudaKernel, shared_bytes: u32) {
+        for action in &mut kernel.actions {
             if let DeviceAction::Launch { shared, prefetched, .. } = action {
                 *shared = shared_bytes;
                 prefetched.extend((0..self.count).map(|i| OperandSlot::Input(self.first + i)));
             }
         }
-        Ok(launch)
     }
 
     /// The norm of x into scratch memory, where there is one, and where x is from then on.

@@ -4,7 +4,7 @@ use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
 
 use super::linear_call::{LinearCall, LinearEpilogue, flag};
 use super::norm;
-use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, name};
+use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, SlotOffset, grid, name};
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/norm.cuh"),
@@ -58,7 +58,7 @@ impl StreamedX {
         self.format().map_or("F8E4M3", |w| name(w.codes.dtype()))
     }
 
-    /// Bytes of scales in a block's shared memory, for `sides` weights and `rows` of `depth`: of two tiles, and of x.
+    /// Bytes of scales in a block's shared memory, for `sides` weights and so many rows there of `depth`: of two tiles, and of x.
     fn scale_bytes(self, sides: usize, rows: usize, depth: usize) -> usize {
         let across = match self.format() {
             None => return 0,
@@ -84,9 +84,9 @@ const EVERY: Room = Room { shared: 99 << 10, warps: LEAST_WARPS };
 const LEAST_WARPS: usize = 8;
 /// Vectors that a thread of a team holds at most.
 const MOST_VECTORS: usize = 16;
-/// Bytes in flight that are enough for a multiprocessor of any GPU.
+/// Bytes of the ring that keep a multiprocessor of Hopper busy.
 const ENOUGH_BYTES: usize = 96 << 10;
-/// Tiles that are enough for any GPU's multiprocessors.
+/// Tiles that keep most multiprocessors of Hopper busy.
 const ENOUGH_TILES: usize = 120;
 
 /// How a block uses its room.
@@ -104,8 +104,8 @@ struct Division {
 }
 
 impl Division {
-    /// With x in shared memory, if it has to be there or there is room for it, or not. `None` where the ring has no room.
-    fn new(room: Room, linears: &LinearCall<'_>, by: StreamedX, staged: bool) -> Option<Self> {
+    /// With x in shared memory or not; `None` where that leaves the ring less than `least` bytes, or two stages.
+    fn new(room: Room, linears: &LinearCall<'_>, by: StreamedX, staged: bool, least: usize) -> Option<Self> {
         let gated = linears.after == LinearEpilogue::Swiglu;
         let sides = if gated { 2 } else { 1 };
         let rows = linears.rows.next_power_of_two().min(MAX_ROWS);
@@ -118,15 +118,13 @@ impl Division {
         let spans = if wide { 2 } else { 1 };
         let sums = if rows == 1 { 2 } else { rows + 1 } * warps * sides * spans * COLUMNS * 4;
         let x = if staged { linears.rows.min(rows) * (bytes.next_multiple_of(128) + 64) } else { 0 };
-        let behind = by.scale_bytes(sides, rows, linears.depth) + x;
+        let behind = by.scale_bytes(sides, if staged { rows } else { 0 }, linears.depth) + x;
         let stage = warps * sides * spans * COLUMNS * PIECE_BYTES;
         let stages = (room.shared.checked_sub(OTHER_BYTES + sums + behind)? / stage).min(MOST_STAGES);
         let vectors = bytes.div_ceil(16 * 32 * LEAST_WARPS);
         let held = vectors * rows.div_ceil(warps / LEAST_WARPS);
-        // One row is always there, if it fits; several where they leave enough room.
-        let enough = if staged && rows > 1 { ENOUGH_BYTES.div_ceil(stage) } else { 2 };
-        let fits =
-            stages >= enough.max(2) && (!staged || held <= MOST_VECTORS || matches!(by, StreamedX::Quantised(_)));
+        let holds = !staged || held <= MOST_VECTORS || matches!(by, StreamedX::Quantised(_));
+        let fits = holds && stages >= 2 && stages * stage >= least;
         fits.then_some(Self { rows, spans, staged, vectors, warps, stages, shared: stages * stage + behind })
     }
 }
@@ -150,15 +148,18 @@ impl LinearCall<'_> {
         let norm = self.norm.filter(|_| !matches!(by, StreamedX::Codes(_)));
         let threads = norm.map_or(0, |_| norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16));
         let in_room = |room: Room| -> Result<CudaKernel, String> {
-            if let Some(division) = Division::new(room, self, by, true) {
-                return Ok(self.rows_launch(by, division, threads, x, &scales).into());
+            let divided = |staged, least| Division::new(room, self, by, staged, least);
+            let becomes_codes = matches!(by, StreamedX::Quantised(_));
+            let enough = if becomes_codes { 0 } else { ENOUGH_BYTES.min(room.shared / 2) };
+            if let Some(division) = divided(true, enough) {
+                return self.rows_launch(by, division, threads, x, &scales);
             }
-            let division = Division::new(room, self, by, false).filter(|_| !matches!(by, StreamedX::Quantised(_)));
+            let division = if becomes_codes { None } else { divided(false, 0) };
             let division = division
                 .ok_or_else(|| format!("a row of {} elements does not fit beside weights on their way", self.depth))?;
             // What does not fit is normed by a launch of its own.
             let (mut kernel, x) = if norm.is_some() { self.normed()? } else { (CudaKernel::default(), x) };
-            kernel.actions.push(self.rows_launch(by, division, 0, x, &scales));
+            kernel.actions.extend(self.rows_launch(by, division, 0, x, &scales)?.actions);
             Ok(kernel)
         };
         let (hopper, others) = (in_room(HOPPER)?, in_room(EVERY)?);
@@ -174,7 +175,7 @@ impl LinearCall<'_> {
         norm_threads: usize,
         x: SlotOffset,
         scales: &Option<LaunchArg>,
-    ) -> DeviceAction {
+    ) -> Result<CudaKernel, String> {
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let Division { rows, spans, staged, vectors, warps, stages, shared } = division;
         let [of_rows, of_spans, of_vectors, of_warps, of_stages] =
@@ -200,13 +201,10 @@ impl LinearCall<'_> {
         ];
         let mut args = self.streaming_args(x);
         args.extend(scales.clone());
-        DeviceAction::Launch {
-            source: CudaSource::new("linear_rows", &defines, &ROWS),
-            grid: [self.tiles(spans * COLUMNS) as u32, self.rows.div_ceil(rows) as u32, 1],
-            threads: 32 * warps as u32,
-            shared: shared as u32,
-            args,
-            prefetched: (0..self.count).map(|i| OperandSlot::Input(self.first + i)).collect(),
-        }
+        let source = CudaSource::new("linear_rows", &defines, &ROWS);
+        let blocks = [self.tiles(spans * COLUMNS), self.rows.div_ceil(rows), 1];
+        let mut launch = grid(source, blocks, 32 * warps as u32, args)?;
+        self.prefetch_weights(&mut launch, shared as u32);
+        Ok(launch)
     }
 }

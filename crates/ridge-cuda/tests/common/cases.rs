@@ -146,51 +146,62 @@ pub(crate) fn linears() -> Vec<KernelCase> {
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for rows in [1, 2, 7, 8, 9, 16, 17, 70] {
             for (depth, columns) in [(8, 5), (264, 33), (1024, 48), (2056, 16)] {
-                let what = format!("{dtype}, {rows} x {depth} x {columns}");
-                let input =
-                    |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
-                let weight =
-                    |g: &mut Builder, name: &str, columns: usize| g.weight(name, Type::tensor(dtype, [columns, depth]));
-                let normed = |g: &mut Builder| {
-                    let x = input(g, "x", depth)?;
-                    let gain = g.weight("gain", Type::tensor(dtype, [depth]))?;
-                    g.rms_norm(x, gain, 1e-5)
-                };
-                let gated = |g: &mut Builder, x: Var| gated_pair(g, x, columns, &weight);
-                let three = |g: &mut Builder, x: Var| three_linears(g, x, columns, &weight);
-                cases.push(case("linear", &what, |g| {
-                    let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
-                    Ok(vec![g.linear(x, w)?])
-                }));
-                cases.push(case("linear_bias", &what, |g| {
-                    let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
-                    let b = g.weight("b", Type::tensor(dtype, [columns]))?;
-                    Ok(vec![g.linear_bias(x, w, Some(b))?])
-                }));
-                cases.push(case("linear_group", &what, |g| {
-                    let x = input(g, "x", depth)?;
-                    three(g, x)
-                }));
-                cases.push(case("linear_add", &what, |g| {
-                    let (x, r, w) = (input(g, "x", depth)?, input(g, "r", columns)?, weight(g, "w", columns)?);
-                    let y = g.linear(x, w)?;
-                    Ok(vec![g.add(r, y)?])
-                }));
-                cases.push(case("linear_swiglu", &what, |g| {
-                    let x = input(g, "x", depth)?;
-                    gated(g, x)
-                }));
-                cases.push(case("norm_linear_group", &what, |g| {
-                    let x = normed(g)?;
-                    three(g, x)
-                }));
-                cases.push(case("norm_linear_swiglu", &what, |g| {
-                    let x = normed(g)?;
-                    gated(g, x)
-                }));
+                cases.extend(linears_of(dtype, rows, depth, columns));
             }
         }
     }
+    // More tiles than multiprocessors.
+    for rows in [1, 2, 9] {
+        cases.extend(linears_of(DType::BF16, rows, 264, 4261));
+    }
+    // Rows that are too many and too long to be prepared by every block, one of them with wide tiles.
+    cases.extend(linears_of(DType::BF16, 3, 16_392, 41));
+    cases.extend(linears_of(DType::BF16, 9, 4104, 4277).into_iter().filter(|case| case.kernel == "linear_add"));
+    cases
+}
+
+fn linears_of(dtype: DType, rows: usize, depth: usize, columns: usize) -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let what = format!("{dtype}, {rows} x {depth} x {columns}");
+    let input = |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
+    let weight = |g: &mut Builder, name: &str, columns: usize| g.weight(name, Type::tensor(dtype, [columns, depth]));
+    let normed = |g: &mut Builder| {
+        let x = input(g, "x", depth)?;
+        let gain = g.weight("gain", Type::tensor(dtype, [depth]))?;
+        g.rms_norm(x, gain, 1e-5)
+    };
+    let gated = |g: &mut Builder, x: Var| gated_pair(g, x, columns, &weight);
+    let three = |g: &mut Builder, x: Var| three_linears(g, x, columns, &weight);
+    cases.push(case("linear", &what, |g| {
+        let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
+        Ok(vec![g.linear(x, w)?])
+    }));
+    cases.push(case("linear_bias", &what, |g| {
+        let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
+        let b = g.weight("b", Type::tensor(dtype, [columns]))?;
+        Ok(vec![g.linear_bias(x, w, Some(b))?])
+    }));
+    cases.push(case("linear_group", &what, |g| {
+        let x = input(g, "x", depth)?;
+        three(g, x)
+    }));
+    cases.push(case("linear_add", &what, |g| {
+        let (x, r, w) = (input(g, "x", depth)?, input(g, "r", columns)?, weight(g, "w", columns)?);
+        let y = g.linear(x, w)?;
+        Ok(vec![g.add(r, y)?])
+    }));
+    cases.push(case("linear_swiglu", &what, |g| {
+        let x = input(g, "x", depth)?;
+        gated(g, x)
+    }));
+    cases.push(case("norm_linear_group", &what, |g| {
+        let x = normed(g)?;
+        three(g, x)
+    }));
+    cases.push(case("norm_linear_swiglu", &what, |g| {
+        let x = normed(g)?;
+        gated(g, x)
+    }));
     cases
 }
 

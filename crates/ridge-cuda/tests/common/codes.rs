@@ -83,7 +83,8 @@ fn linears_of(format: ScaledFormat) -> Vec<KernelCase> {
         (DType::F16, 1),
         (DType::F16, 9),
     ] {
-        for (depth, columns) in [(16, 5), (1040, 33), (4096, 48), (1200, 200)] {
+        // The last has more tiles than there are multiprocessors.
+        for (depth, columns) in [(16, 5), (1040, 33), (4096, 48), (1200, 200), (400, 4261)] {
             let what = format!("{format:?}, {dtype}, {rows} x {depth} x {columns}");
             let weight = |g: &mut Builder, name: &str, columns: usize| {
                 g.weight(name, Type::tensor(DType::BF16, [columns, depth]).stored_as(FormatRef::new(format)))
