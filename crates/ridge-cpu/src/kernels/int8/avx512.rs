@@ -23,7 +23,7 @@ mod wide;
 
 use apart::take_apart;
 pub(super) use panel::to_panel;
-use rows::{SixteenRows, StridedRows};
+use rows::{FetchedRows, SixteenRows, StridedRows};
 pub(super) use wide::Wide;
 use wide::{ARRANGED, RowOfX, WideCodes};
 
@@ -42,10 +42,8 @@ const ABREAST: usize = 4;
 /// The most rows of x that take blocks apart each for itself: that takes less time than storing what they hold.
 const ROW_BY_ROW: usize = 3;
 
-/// How far ahead of one row of x interleaved weights are fetched to second-level cache, where that is quicker than what the processor
-/// fetches by itself: on Sapphire Rapids by a third, while on Zen 4 it takes half of the rate
-/// (`benches/results/2026-11-26-cpu-levels-and-threads.md`, `2026-11-24-cpu-levels.md`).
-const AHEAD: usize = 8192;
+/// How far ahead units of lines are fetched whose lines are not read in order: see [`FetchedRows`].
+const UNIT_AHEAD: usize = 8 << 10;
 
 /// What products with some rows of x need of their sums.
 #[repr(C, align(64))]
@@ -172,13 +170,21 @@ unsafe fn row_by_row<B: Wide>(
             // SAFETY: by the caller's promise; groups are whole.
             let total = unsafe {
                 if let Some((lines, unit)) = weight.lines(first) {
-                    let bytes = unit * size_of::<Line>();
-                    sixteen_rows::<B, _>(of_x, x.scales(row), |group| {
-                        if fetches {
-                            simd::fetch_far(lines.as_ptr().cast::<u8>().wrapping_add(group * bytes + AHEAD), bytes);
-                        }
-                        InterleavedRows::<B>::new(&lines[group * unit..], 0)
-                    })
+                    let of_group = |group: usize| InterleavedRows::<B>::new(&lines[group * unit..], 0);
+                    if fetches && B::IN_ORDER {
+                        sixteen_rows::<B, _>(of_x, x.scales(row), |group| FetchedRows(of_group(group)))
+                    } else if fetches {
+                        let bytes = unit * size_of::<Line>();
+                        sixteen_rows::<B, _>(of_x, x.scales(row), |group| {
+                            simd::fetch_far(
+                                lines.as_ptr().cast::<u8>().wrapping_add(group * bytes + UNIT_AHEAD),
+                                bytes,
+                            );
+                            of_group(group)
+                        })
+                    } else {
+                        sixteen_rows::<B, _>(of_x, x.scales(row), of_group)
+                    }
                 } else {
                     let data = &weight.data[first * stride..these.end * stride];
                     let end = weight.data.as_ptr().wrapping_add(these.end * stride);

@@ -65,7 +65,7 @@ pub(super) trait TakenApart<B: Above> {
     /// Takes the codes of 16 elements from `4 * first` on, four in a word, which are bytes that are above codes.
     unsafe fn codes(&mut self, first: usize, codes: [Words; 4]);
 
-    /// Takes the scales of a group.
+    /// Takes the scales of a group, of which all codes were taken. Groups come in order, each with its scales before its minima.
     unsafe fn scale(&mut self, group: usize, scales: Floats);
 
     /// Takes the minima of a group.
@@ -232,7 +232,6 @@ macro_rules! interleaved {
 
 interleaved! {
     Q8_0: 255, |rows, to| {
-        front(rows, to);
         for part in 0..2 {
             let mut codes = rows.words(2 + 16 * part);
             for codes in &mut codes {
@@ -240,65 +239,74 @@ interleaved! {
             }
             to.codes(4 * part, codes);
         }
+        front(rows, to);
     };
     Q4_0: 15, |rows, to| {
-        front(rows, to);
         both_nibbles(to, 0, rows.words(2), |_, nibbles| nibbles);
+        front(rows, to);
     };
     Q4_1: 15, |rows, to| {
-        front(rows, to);
         both_nibbles(to, 0, rows.words(4), |_, nibbles| nibbles);
+        front(rows, to);
     };
     Q5_0: 31, |rows, to| {
-        front(rows, to);
         let fifths = rows.words(2)[0];
         both_nibbles(to, 0, rows.words(6), |first, nibbles| with_fifths(nibbles, fifths, first));
+        front(rows, to);
     };
     Q5_1: 31, |rows, to| {
-        front(rows, to);
         let fifths = rows.words(4)[0];
         both_nibbles(to, 0, rows.words(8), |first, nibbles| with_fifths(nibbles, fifths, first));
+        front(rows, to);
     };
     Iq4Nl: 255, |rows, to| {
-        front(rows, to);
         both_nibbles(to, 0, rows.words(2), |_, nibbles| entries(&UNEVEN, 128, nibbles));
+        front(rows, to);
     };
     Iq4Xs: 255, |rows, to| {
-        uneven_scales(rows, to);
+        let scales = rows.words(0);
         each!(group in [0, 1, 2, 3, 4, 5, 6, 7] => {
             both_nibbles(to, 8 * group, rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
+            to.scale(group, uneven_scale(scales, group));
         });
     };
     Mxfp4: 24, |rows, to| {
-        to.scale(0, powers(field(rows.words(0)[0], 0, 255)));
         both_nibbles(to, 0, rows.words(1), |_, nibbles| entries(&E2M1, 12, nibbles));
+        to.scale(0, powers(field(rows.words(0)[0], 0, 255)));
     };
     Q2K: 3, |rows, to| {
-        halves_of_bytes(rows, to);
-        quarters(rows, to, 16, |_, _, codes| codes);
+        let (groups, both) = (rows.words(0), rows.words(68)[3]);
+        each!(half in [0, 1] => {
+            quarters(rows, to, 16, half, |_, _, codes| codes);
+            halves_of_bytes(groups, both, half, to);
+        });
     };
     Q3K: 7, |rows, to| {
-        thirds_scales(rows, to);
         let thirds = [rows.words(0), rows.words(16)];
-        quarters(rows, to, 32, |group, nth, codes| {
-            or(codes, moved(thirds[nth / 4][nth % 4], group, 2, 1))
+        each!(half in [0, 1] => {
+            quarters(rows, to, 32, half, |group, nth, codes| {
+                or(codes, moved(thirds[nth / 4][nth % 4], group, 2, 1))
+            });
+            thirds_scales(rows, half, to);
         });
     };
     Q4K: 15, |rows, to| {
-        packed_scales(rows, to);
+        let scales = PackedScales::new(rows.words(0));
         each!(pair in [0, 1, 2, 3] => {
             each!(part in [0, 1] => {
                 let [low, high] = nibbles(rows.words(16 + 32 * pair + 16 * part));
                 to.codes(16 * pair + 4 * part, low);
                 to.codes(16 * pair + 8 + 4 * part, high);
             });
+            scales.put_pair(pair, to);
         });
     };
     Q5K: 31, |rows, to| {
-        packed_scales(rows, to);
-        each!(part in [0, 1] => {
-            let fifths = rows.words(16 + 16 * part);
-            each!(pair in [0, 1, 2, 3] => {
+        let scales = PackedScales::new(rows.words(0));
+        let fifths = [rows.words(16), rows.words(32)];
+        each!(pair in [0, 1, 2, 3] => {
+            each!(part in [0, 1] => {
+                let fifths = fifths[part];
                 let [mut low, mut high] = nibbles(rows.words(48 + 32 * pair + 16 * part));
                 for nth in 0..4 {
                     low[nth] = or(low[nth], moved(fifths[nth], 2 * pair, 4, 1));
@@ -307,28 +315,33 @@ interleaved! {
                 to.codes(16 * pair + 4 * part, low);
                 to.codes(16 * pair + 8 + 4 * part, high);
             });
+            scales.put_pair(pair, to);
         });
     };
     Q6K: 63, |rows, to| {
-        signed_scales(rows, to);
+        let (groups, scale) = (rows.words(192), upper_halves(rows.words(194)[3]));
         each!(half in [0, 1] => {
-            each!(part in [0, 1, 2, 3] => {
-                // Elements of the first two groups of 32 have these bits and the lower nibbles.
-                let upper = rows.words(128 + 32 * half + 16 * (part % 2));
-                let [mut low, mut high] = nibbles(rows.words(64 * half + 16 * part));
-                for nth in 0..4 {
-                    low[nth] = or(low[nth], moved(upper[nth], 2 * (part / 2), 4, 3));
-                    high[nth] = or(high[nth], moved(upper[nth], 4 + 2 * (part / 2), 4, 3));
-                }
-                to.codes(32 * half + 4 * part, low);
-                to.codes(32 * half + 4 * part + 16, high);
+            // In the order in which words of interleaved rows lie: upper bits with the lower ones that they complete.
+            each!(part in [0, 1] => {
+                let upper = rows.words(128 + 32 * half + 16 * part);
+                each!(upper_half in [0, 1] => {
+                    let first = 32 * half + 4 * part + 8 * upper_half;
+                    let [mut low, mut high] = nibbles(rows.words(64 * half + 16 * part + 32 * upper_half));
+                    for nth in 0..4 {
+                        low[nth] = or(low[nth], moved(upper[nth], 2 * upper_half, 4, 3));
+                        high[nth] = or(high[nth], moved(upper[nth], 4 + 2 * upper_half, 4, 3));
+                    }
+                    to.codes(first, low);
+                    to.codes(first + 16, high);
+                });
             });
+            signed_scales([groups[2 * half], groups[2 * half + 1]], scale, half, to);
         });
     };
 }
 
-/// Two bits at a time of twice 32 bytes from byte `at` on, which are 128 elements each; `of` makes codes of two bits of
-/// word `nth` of a group of 32.
+/// Two bits at a time of the 32 bytes of half `half` of those from byte `at` on, which are 128 elements; `of` makes codes of two bits
+/// of word `nth` of a group of 32.
 ///
 /// # Safety
 /// As for [`Interleaved::unpack`], of a block of 256 elements; so it is for the functions below.
@@ -338,60 +351,75 @@ unsafe fn quarters<B: Above>(
     rows: impl EightRows,
     to: &mut impl TakenApart<B>,
     at: usize,
+    half: usize,
     of: impl Fn(usize, usize, Words) -> Words,
 ) {
-    each!(half in [0, 1] => {
-        each!(part in [0, 1] => {
+    each!(part in [0, 1] => {
+        // SAFETY: by the caller's promise.
+        let bytes = unsafe { rows.words(at + 32 * half + 16 * part) };
+        each!(quarter in [0, 1, 2, 3] => {
+            let (group, first) = (4 * half + quarter, 4 * part);
+            let mut codes = bytes;
+            for (nth, codes) in codes.iter_mut().enumerate() {
+                *codes = of(group, first + nth, moved(*codes, 2 * quarter, 0, 3));
+            }
             // SAFETY: by the caller's promise.
-            let bytes = unsafe { rows.words(at + 32 * half + 16 * part) };
-            each!(quarter in [0, 1, 2, 3] => {
-                let (group, first) = (4 * half + quarter, 4 * part);
-                let mut codes = bytes;
-                for (nth, codes) in codes.iter_mut().enumerate() {
-                    *codes = of(group, first + nth, moved(*codes, 2 * quarter, 0, 3));
-                }
-                // SAFETY: by the caller's promise.
-                unsafe { to.codes(8 * group + first, codes) };
-            });
+            unsafe { to.codes(8 * group + first, codes) };
         });
     });
 }
 
-/// Scales and minima of Q4_K and Q5_K: an f16 of each, then 6 bits for each group.
-///
-/// # Safety
-/// As above.
-#[inline]
-#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn packed_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
-    // SAFETY: by the caller's promise.
-    let [both, scales, minima, rest] = unsafe { rows.words(0) };
-    let (scale, minimum) = (halves(both), upper_halves(both));
-    // Byte `i` of each word is of groups `i` and `i + 4`.
-    let last = |nibbles: Words, packed: Words| or(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030));
-    let words = [(scales, minima), (last(rest, scales), last(right::<4>(rest), minima))];
-    for group in 0..8 {
-        let (scales, minima) = words[group / 4];
-        let float = |words| float(field(words, group % 4 * 8, 63));
-        // SAFETY: by the caller's promise.
-        unsafe {
-            to.scale(group, mul(scale, float(scales)));
-            to.minimum(group, mul(minimum, float(minima)));
+/// Scales and minima of Q4_K and Q5_K.
+struct PackedScales {
+    scale: Floats,
+    minimum: Floats,
+    /// Those of the first four groups, a byte each, and of the last four: in lower bits of 6.
+    scales: [Words; 2],
+    minima: [Words; 2],
+}
+
+impl PackedScales {
+    /// From a block's first words: an f16 of each, then 6 bits for each group.
+    #[inline]
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    fn new([both, scales, minima, rest]: [Words; 4]) -> Self {
+        // Byte `i` of each word is of groups `i` and `i + 4`.
+        let last = |nibbles: Words, packed: Words| or(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030));
+        Self {
+            scale: halves(both),
+            minimum: upper_halves(both),
+            scales: [scales, last(rest, scales)],
+            minima: [minima, last(right::<4>(rest), minima)],
+        }
+    }
+
+    /// Gives those of groups `2 pair` and the next.
+    ///
+    /// # Safety
+    /// As for [`TakenApart::scale`].
+    #[inline]
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+    unsafe fn put_pair<B: Above>(&self, pair: usize, to: &mut impl TakenApart<B>) {
+        for group in [2 * pair, 2 * pair + 1] {
+            let float = |words: [Words; 2]| float(field(words[group / 4], group % 4 * 8, 63));
+            // SAFETY: by the caller's promise.
+            unsafe {
+                to.scale(group, mul(self.scale, float(self.scales)));
+                to.minimum(group, mul(self.minimum, float(self.minima)));
+            }
         }
     }
 }
 
-/// Scales and minima of Q2_K: nibbles of a byte for each group, and an f16 of each behind the codes.
+/// Scales and minima of a half of Q2_K: nibbles of a byte for each group, and an f16 of each.
 ///
 /// # Safety
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn halves_of_bytes<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
-    // SAFETY: by the caller's promise.
-    let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
+unsafe fn halves_of_bytes<B: Above>(groups: [Words; 4], both: Words, half: usize, to: &mut impl TakenApart<B>) {
     let (scale, minimum) = (halves(both), upper_halves(both));
-    for group in 0..16 {
+    for group in 8 * half..8 * half + 8 {
         let float = |first: usize| float(field(groups[group / 4], group % 4 * 8 + first, 15));
         // SAFETY: by the caller's promise.
         unsafe {
@@ -401,16 +429,16 @@ unsafe fn halves_of_bytes<B: Above>(rows: impl EightRows, to: &mut impl TakenApa
     }
 }
 
-/// Scales of Q3_K: eight bytes of nibbles, four of the two bits above them, and an f16 in the block's last two bytes.
+/// Scales of a half of Q3_K: eight bytes of nibbles, four of the two bits above them, and an f16 in the block's last two bytes.
 ///
 /// # Safety
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn thirds_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
+unsafe fn thirds_scales<B: Above>(rows: impl EightRows, half: usize, to: &mut impl TakenApart<B>) {
     // SAFETY: by the caller's promise.
     let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
-    for group in 0..16 {
+    for group in 8 * half..8 * half + 8 {
         let byte = group % 4 * 8;
         let low = field([first, last][group / 4 % 2], byte + group / 8 * 4, 15);
         let high = left::<4>(field(upper, byte + group / 4 * 2, 3));
@@ -420,40 +448,28 @@ unsafe fn thirds_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart
     }
 }
 
-/// Scales of Q6_K: a byte for each group, and an f16 in the block's last two bytes.
+/// Scales of a half of Q6_K: a byte for each group, and an f16 for all.
 ///
 /// # Safety
 /// As above.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn signed_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
-    // SAFETY: by the caller's promise.
-    let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
-    for group in 0..16 {
+unsafe fn signed_scales<B: Above>(groups: [Words; 2], scale: Floats, half: usize, to: &mut impl TakenApart<B>) {
+    for group in 0..8 {
         let above = left_by(groups[group / 4], 24 - group % 4 * 8);
         let of_group = float(right_signed::<24>(above));
         // SAFETY: by the caller's promise.
-        unsafe { to.scale(group, mul(scale, of_group)) };
+        unsafe { to.scale(8 * half + group, mul(scale, of_group)) };
     }
 }
 
-/// Scales of IQ4_XS: an f16, two upper bits for each group, then four lower ones.
-///
-/// # Safety
-/// As above.
+/// The scale of a group of IQ4_XS, whose block begins with an f16, two upper bits for each group, then four lower ones.
 #[inline]
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn uneven_scales<B: Above>(rows: impl EightRows, to: &mut impl TakenApart<B>) {
-    // SAFETY: by the caller's promise.
-    let [front, low, ..] = unsafe { rows.words(0) };
-    let scale = halves(front);
-    for group in 0..8 {
-        let upper = left::<4>(field(front, 16 + 2 * group, 3));
-        let whole = or(field(low, 4 * group, 15), upper);
-        let of_group = float(sub(whole, splat(32)));
-        // SAFETY: by the caller's promise.
-        unsafe { to.scale(group, mul(scale, of_group)) };
-    }
+fn uneven_scale([front, low, ..]: [Words; 4], group: usize) -> Floats {
+    let upper = left::<4>(field(front, 16 + 2 * group, 3));
+    let whole = or(field(low, 4 * group, 15), upper);
+    mul(halves(front), float(sub(whole, splat(32))))
 }
 
 /// Scales of MXFP4 in their unit, `2^(exponent - 144)`: the product of two powers that are floats for every exponent.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::kernel::{After, LinearKernel};
 #[cfg(target_arch = "x86_64")]
 use super::one_row;
-use super::source::Plain;
+use super::source::{Plain, Streamed};
 use super::tile::{self, Room, Tile};
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
@@ -14,6 +14,9 @@ use crate::simd::{self, LANES};
 
 /// Columns in blocks that are widened at once: they stay in cache until they are multiplied.
 const WIDENED: usize = 4;
+
+/// Bytes of a weight from which on it is taken to come from memory.
+const STREAMED: usize = 1 << 20;
 
 impl LinearKernel {
     /// The copy of x, where it must be copied.
@@ -101,8 +104,12 @@ impl LinearKernel {
             }
         } else {
             simd::with_element!(weight.dtype, T => {
-                let data = io.input::<T>(input);
-                tile::run(tile, Plain { data, inner: self.inner }, x, room, out);
+                let plain = Plain { data: io.input::<T>(input), inner: self.inner };
+                if !tile::packs(tile.rows) && weight.columns * self.inner * size_of::<T>() >= STREAMED {
+                    tile::run(tile, Streamed(plain), x, room, out);
+                } else {
+                    tile::run(tile, plain, x, room, out);
+                }
             });
         }
     }

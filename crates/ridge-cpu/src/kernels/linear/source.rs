@@ -5,6 +5,10 @@ use crate::simd::{Element, LANES, Vector, widen_lanes};
 
 pub(in crate::kernels) type Lanes = [f32; LANES];
 
+/// Bytes of a line of the cache.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const LINE: usize = 64;
+
 /// A weight `[N, K]`.
 pub(in crate::kernels) trait Source: Copy {
     /// One row of it.
@@ -19,6 +23,11 @@ pub(in crate::kernels) trait Source: Copy {
     /// The last `K % LANES` elements, where that is not 0: in the last lanes if `K > LANES`, otherwise in the first;
     /// the other lanes are 0.
     fn rest(self, row: usize) -> Lanes;
+
+    /// Brings the line of the cache that begins about elements `LANES * at` of row `row` to it, where weights come from memory. The
+    /// row need not be there.
+    #[inline(always)]
+    fn fetch(self, _row: usize, _at: usize) {}
 }
 
 /// Stored as it is, row-major.
@@ -74,5 +83,37 @@ impl<'a, T: Element> Source for Plain<'a, T> {
             return masked(&start(end), LANES - self.inner % LANES..LANES);
         }
         masked(&start(&self.data[from..]), 0..self.inner)
+    }
+}
+
+/// As [`Plain`], from memory.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Streamed<'a, T>(pub(in crate::kernels) Plain<'a, T>);
+
+impl<'a, T: Element> Source for Streamed<'a, T> {
+    type Row = <Plain<'a, T> as Source>::Row;
+
+    #[inline(always)]
+    fn row(self, row: usize, vectors: usize) -> Self::Row {
+        self.0.row(row, vectors)
+    }
+
+    #[inline(always)]
+    fn lanes(row: Self::Row, at: usize) -> Vector {
+        Plain::lanes(row, at)
+    }
+
+    #[inline(always)]
+    fn rest(self, row: usize) -> Lanes {
+        self.0.rest(row)
+    }
+
+    #[inline(always)]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn fetch(self, row: usize, at: usize) {
+        if at.is_multiple_of(const { LINE / size_of::<[T; LANES]>() }) {
+            let element = row.wrapping_mul(self.0.inner).wrapping_add(at * LANES);
+            crate::simd::fetch_far(self.0.data.as_ptr().wrapping_add(element).cast(), LINE);
+        }
     }
 }

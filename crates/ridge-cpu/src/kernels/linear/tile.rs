@@ -128,7 +128,14 @@ fn direct_block<W: Source, const R: usize, const FMA: bool>(
     let weights = [w.row(column(0), whole), w.row(column(1), whole), w.row(column(2), whole), w.row(column(3), whole)];
     let x: [&[Lanes]; R] = std::array::from_fn(|r| &x[(row + r).min(tile.rows - 1) * stride..][..stride]);
     let mut acc: [[Vector; GROUP]; R] = [[vector_of(&[0.0; LANES]); GROUP]; R];
+    let next = tile.columns.start + (group + 1) * GROUP;
     for at in 0..whole {
+        // Weights come from memory for the first row of x: in four streams, each too short to be fetched ahead by the processor.
+        if row == 0 {
+            for c in 0..GROUP {
+                w.fetch(next + c, at);
+            }
+        }
         for (c, weights) in weights.iter().enumerate() {
             let lanes = W::lanes(*weights, at);
             for r in 0..R {

@@ -17,7 +17,13 @@ use super::super::scale::{Above, EIGHT, GROUP, SIDE, SUMMED};
 use super::super::weight::CodeWeight;
 use super::super::x::ActivationCodes;
 use super::pairs::{above, pairs};
+use crate::interleave::Line;
 use crate::simd;
+
+/// How far ahead interleaved weights in blocks of a whole group are fetched, in bytes. While the second half of their rows is taken
+/// apart, which takes as long as memory does, the processor fetches nothing by itself. Multiples of 4 KiB are slower, and so are
+/// formats of smaller blocks if they are fetched at all (`benches/results/2026-11-26-cpu-levels.md`).
+const AHEAD: usize = 9 << 10;
 
 /// What the groups of a block can be at most.
 const GROUPS: usize = GROUP / SUMMED;
@@ -42,6 +48,10 @@ pub(super) unsafe fn multiply<B: Interleaved>(
             let elements = weight.elements(group);
             let codes = x.codes(0)[elements.clone()].as_chunks().0;
             let sums = &x.sums(0)[elements.start / SUMMED..elements.end / SUMMED];
+            let mut of_x = [0.0; GROUPS];
+            for (of_x, sums) in of_x.iter_mut().zip(sums.chunks_exact(const { B::GROUP / SUMMED })) {
+                *of_x = sums.iter().sum();
+            }
             if lines.is_none() {
                 // A share of the next rows, which lie behind these.
                 let end = weight.data.as_ptr().wrapping_add(these.end * stride);
@@ -52,10 +62,16 @@ pub(super) unsafe fn multiply<B: Interleaved>(
                 let sum = unsafe {
                     if let Some((lines, unit)) = lines {
                         let lines = &lines[group * unit..];
-                        products::<B>(InterleavedRows::<B>::new(lines, first % SIDE), codes, sums)
+                        if const { B::ELEMENTS == GROUP } {
+                            // A half of what is so far ahead, for each half of the rows.
+                            let half = unit / 2 * size_of::<Line>();
+                            let from = AHEAD + first % SIDE / EIGHT * half;
+                            simd::fetch_far(lines.as_ptr().cast::<u8>().wrapping_add(from), half);
+                        }
+                        products::<B>(InterleavedRows::<B>::new(lines, first % SIDE), codes, &of_x)
                     } else {
                         let from = weight.codes.bytes(elements.start);
-                        products::<B>(BlockPointers::new(weight.data, first..these.end, stride, from), codes, sums)
+                        products::<B>(BlockPointers::new(weight.data, first..these.end, stride, from), codes, &of_x)
                     }
                 };
                 *total = _mm256_fmadd_ps(sum, _mm256_set1_ps(*scale), *total);
@@ -70,51 +86,35 @@ pub(super) unsafe fn multiply<B: Interleaved>(
     }
 }
 
-/// What the products of eight rows with a group of K of x stand for but for the scale of x: `x` are its codes, `sums` the sums of
-/// sixteen each.
+/// What the products of eight rows with a group of K of x stand for but for the scale of x: `x` are its codes, `of_x` their sums
+/// over what shares a scale.
 ///
 /// # Safety
 /// There is AVX2, and every row has as many elements as there are of x.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn products<B: Interleaved>(rows: impl EightRows, x: &[[i8; 4]], sums: &[f32]) -> __m256 {
+unsafe fn products<B: Interleaved>(rows: impl EightRows, x: &[[i8; 4]], of_x: &[f32; GROUPS]) -> __m256 {
     let groups = const { B::ELEMENTS / B::GROUP };
-    let of_block = const { B::ELEMENTS / SUMMED };
     let mut total = _mm256_setzero_ps();
-    for (block, (x, sums)) in x.chunks_exact(B::ELEMENTS / 4).zip(sums.chunks_exact(of_block)).enumerate() {
-        let mut of = Products::<B> {
-            x: x.as_ptr().cast(),
-            integers: [_mm256_setzero_si256(); GROUPS],
-            scales: [_mm256_setzero_ps(); GROUPS],
-            minima: [_mm256_setzero_ps(); GROUPS],
-            of: PhantomData,
-        };
+    for (block, (x, of_x)) in x.chunks_exact(B::ELEMENTS / 4).zip(of_x.chunks_exact(groups)).enumerate() {
+        let integers = [_mm256_setzero_si256(); GROUPS];
+        let mut of = Products::<B> { x: x.as_ptr().cast(), of_x: of_x.as_ptr(), integers, total, of: PhantomData };
         // SAFETY: by the caller's promise.
         unsafe { B::unpack(rows.after(block * B::BYTES), &mut of) };
-        for group in 0..groups {
-            let of_x = sums[group * (B::GROUP / SUMMED)..][..B::GROUP / SUMMED].iter().sum();
-            let of_x = _mm256_set1_ps(of_x);
-            let mut integers = _mm256_cvtepi32_ps(of.integers(group));
-            if const { above::<B>() } != 0 {
-                integers = _mm256_fnmadd_ps(_mm256_set1_ps(f32::from(const { above::<B>() })), of_x, integers);
-            }
-            total = _mm256_fmadd_ps(integers, of.scales[group], total);
-            if B::MINIMA {
-                total = _mm256_fnmadd_ps(of.minima[group], of_x, total);
-            }
-        }
+        total = of.total;
     }
     total
 }
 
-/// Products of a block of eight rows, each group's for itself.
+/// Products of a block of eight rows: integers of each group, until its scales come.
 struct Products<B> {
-    /// Four codes for each word.
+    /// Four codes for each word, and their sums for each group.
     x: *const i32,
+    of_x: *const f32,
     /// Of 16 bits where those hold a whole group.
     integers: [__m256i; GROUPS],
-    scales: [__m256; GROUPS],
-    minima: [__m256; GROUPS],
+    /// What the groups before stand for.
+    total: __m256,
     of: PhantomData<B>,
 }
 
@@ -128,6 +128,17 @@ impl<B: Interleaved> Products<B> {
     fn integers(&self, group: usize) -> __m256i {
         let sums = self.integers[group];
         if Self::SIXTEEN { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) } else { sums }
+    }
+
+    /// The sum of x's codes over a group.
+    ///
+    /// # Safety
+    /// A block has so many groups.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn of_x(&self, group: usize) -> __m256 {
+        // SAFETY: by the caller's promise.
+        _mm256_set1_ps(unsafe { *self.of_x.add(group) })
     }
 }
 
@@ -168,12 +179,19 @@ impl<B: Interleaved + Above> TakenApart<B> for Products<B> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scale(&mut self, group: usize, scales: __m256) {
-        self.scales[group] = scales;
+        let mut integers = _mm256_cvtepi32_ps(self.integers(group));
+        if const { above::<B>() } != 0 {
+            let above = _mm256_set1_ps(f32::from(const { above::<B>() }));
+            // SAFETY: by the caller's promise; so it is below.
+            integers = _mm256_fnmadd_ps(above, unsafe { self.of_x(group) }, integers);
+        }
+        self.total = _mm256_fmadd_ps(integers, scales, self.total);
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn minimum(&mut self, group: usize, minima: __m256) {
-        self.minima[group] = minima;
+        // SAFETY: as above.
+        self.total = _mm256_fnmadd_ps(minima, unsafe { self.of_x(group) }, self.total);
     }
 }

@@ -95,6 +95,9 @@ pub(in crate::kernels::int8) trait Wide: Interleaved {
     /// Is it so? Others are taken apart eight rows at a time.
     const TAKEN_TOGETHER: bool = false;
 
+    /// Does [`Wide::sum`] read interleaved lines in the order in which they lie, but for a few?
+    const IN_ORDER: bool = true;
+
     /// Codes of x in the order in which they are multiplied.
     fn arrange(x: &[u8; GROUP], to: &mut [u8; ARRANGED]) {
         to[..GROUP].copy_from_slice(x);
@@ -405,6 +408,7 @@ fn signed_byte(words: __m512i, nth: usize) -> __m512 {
 
 impl Wide for Q6K {
     const TAKEN_TOGETHER: bool = true;
+    const IN_ORDER: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
