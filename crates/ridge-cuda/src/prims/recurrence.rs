@@ -1,7 +1,7 @@
 //! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
 //! `kernels/recurrence_chunks.cu` with a part of low rank; and `kernels/recurrence_gradient.cu`.
 
-mod parallel;
+mod chunks;
 
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
@@ -9,7 +9,7 @@ use crate::kernel::{
 };
 
 #[cfg(test)]
-pub(super) use parallel::RECURRENCE_PARALLEL;
+pub(super) use chunks::RECURRENCE_PARALLEL;
 
 pub(super) const RECURRENCE: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),
@@ -106,9 +106,9 @@ impl Extents {
         grid(source, [self.rows * self.heads.div_ceil(COLUMNS) + 1, 1, 1], THREADS, args)
     }
 
-    /// With a part of low rank and keys that decay alike: the launches that take rows of at least [`LEAST`] tokens in chunks, the bytes
-    /// of their scratch, and the most bytes of shared memory that one takes.
-    fn in_chunks(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
+    /// With a part of low rank and keys that decay alike: the launches that take rows of at least [`LEAST`] tokens in chunks, those of a
+    /// head in turn, the bytes of their scratch, and the most bytes of shared memory that one takes.
+    fn in_turn(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let depth = self.key.next_power_of_two().max(32);
         let key = self.key.to_string();
         let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
@@ -176,8 +176,7 @@ fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: 
     if !chunks {
         return Ok(all.token_by_token(decays, i32::MAX as usize));
     }
-    let (mut actions, scratch, shared) =
-        if low_rank { all.in_chunks()? } else { all.all_chunks(decays == key && key > 1)? };
+    let (mut actions, scratch, shared) = if low_rank { all.in_turn()? } else { all.at_once(decays)? };
     actions.extend(all.token_by_token(decays, LEAST).actions);
     if shared > SHARED_OF_ALL {
         let otherwise = all.token_by_token(decays, i32::MAX as usize).actions;
