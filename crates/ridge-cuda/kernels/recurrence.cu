@@ -13,30 +13,11 @@ __device__ inline float over_slices(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// A sum and what its roundings lost (Ogita, Rump, Oishi 2005, "Accurate Sum and Dot Product", algorithm 5.3): a token's result may
-// cancel to what the roundings of its products leave.
-struct Compensated {
-    float high = 0.0f, low = 0.0f;
-    __device__ void add(float x) {
-        const float sum = high + x, part = sum - high;
-        low += (high - (sum - part)) + (x - part);
-        high = sum;
-    }
-    __device__ void add_product(float a, float b) {
-        const float x = a * b;
-        low += fmaf(a, b, -x);
-        add(x);
-    }
-    __device__ float over_slices() {
+__device__ inline float over_slices(Compensated sum) {
 #pragma unroll
-        for (int step = 1; step < SLICES; step *= 2) {
-            const float other = __shfl_xor_sync(0xffffffff, high, step);
-            low += __shfl_xor_sync(0xffffffff, low, step);
-            add(other);
-        }
-        return high + low;
-    }
-};
+    for (int step = 1; step < SLICES; step *= 2) sum.add_other(step);
+    return sum.value();
+}
 
 extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
@@ -97,7 +78,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
                 s[j] = fmaf(ks[i], x, next);
                 sum.add_product(qs[i], s[j]);
             }
-            const float result = sum.over_slices();
+            const float result = over_slices(sum);
             if (has && slice == 0) y[at * value + column] = result;
         }
         #pragma unroll
@@ -163,7 +144,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence_channe
                 s[j] = fmaf(ks[a][j], x[a], s[j] * op_exp(rates[a][j]));
                 sum.add_product(qs[a][j], s[j]);
             }
-            const float result = sum.over_slices();
+            const float result = over_slices(sum);
             if (has && slice == 0) y[(token + a) * heads + head] = result;
         }
     }

@@ -1,6 +1,5 @@
-// Linear recurrences whose state is a matrix and whose keys decay alike, CHUNK tokens at a time on tensor cores (Dao and Gu 2024,
-// "Transformers are SSMs", section 6; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", section 3.3). With S the state before a chunk,
-// G_t the sum of its logarithms of decays up to token t, and E_t = exp(G_t):
+// Linear recurrences whose state is a matrix, with a part of low rank and keys that decay alike, CHUNK tokens at a time on tensor cores (Yang,
+// Kautz, Hatamizadeh 2024, "Gated Delta Networks", section 3.3). With S the state before a chunk, G_t the sum of its logarithms of decays up to token t, and E_t = exp(G_t):
 //
 //   u_t = E_(t-1) erase_t^T S + sum over j < t of exp(G_(t-1) - G_j) ((erase_t . k_j) v_j + (erase_t . write_j) u_j)
 //   y_t = E_t q_t^T S + sum over j <= t of exp(G_t - G_j) ((q_t . k_j) v_j + (q_t . write_j) u_j)
@@ -11,11 +10,11 @@
 // in turn, COLUMNS of its state to a block.
 // Tensor cores add without rounding, so products are of bf16 in three parts, 8 bits each: sums of the highest parts' products are all but exact, and
 // f32 additions, which round, add them up (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", does so with two
-// parts of TF32, whose products have too many bits for that). Floor: for each token and head 4 KEY value + 2 CHUNK value operations, 8 and 8
-// with a part of low rank, at a sixth of the rate of bf16.
+// parts of TF32, whose products have too many bits for that). Floor: for each token and head 8 KEY value + 8 CHUNK value operations at a
+// sixth of the rate of bf16.
 // Rows of fewer than LEAST tokens, half a chunk, are left to another kernel. Chunk c of row r has number starts[r] / LEAST + c, so that there are no more
 // numbers than tokens allow: from floor(a / 16) on, a row of n >= 16 tokens at a has floor((a + n) / 16) - floor(a / 16) >= ceil(n / 32) of its own.
-// Defines: KEY; LOW_RANK, 0 or 1; SLAB, heads of one group whose scores a block makes; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value, and of
+// Defines: KEY; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value, and of
 // `recurrence_chunks` the lines of the states' table. LINES, as in lines.cuh.
 
 #define WARPS 4
@@ -139,10 +138,10 @@ __device__ inline bool find_chunk(const int* starts, int rows, i64 tokens, i64 n
 
 // What the state does not change, of a chunk and head: matrices of CHUNK x CHUNK, then of each token what remains of the state at it, and of what
 // it brought at the chunk's end.
-#define SCORES (LOW_RANK ? 4 : 1)
+#define SCORES 4
 #define OF_CHUNK (SCORES * CHUNK * CHUNK + 2 * CHUNK)
 
-// The weights of V in y; with a part of low rank those of u too, N and R. A block takes SLAB heads of a group, one with such a part.
+// The weights of V and u in y, N and R.
 extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ decay, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, float* __restrict__ scores, Numbers<6> n
@@ -150,9 +149,9 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
     extern __shared__ __align__(16) float room[];
     others_may_begin();
     after_others();
-    __shared__ double sums[SLAB][CHUNK];
-    const i64 tokens = n.v[0], groups = n.v[2], heads = n.v[3], slabs = heads / SLAB, number = blockIdx.x / slabs;
-    const i64 head = blockIdx.x % slabs * SLAB, group = head * groups / heads;
+    __shared__ double sums[CHUNK];
+    const i64 tokens = n.v[0], groups = n.v[2], heads = n.v[3], number = blockIdx.x / heads;
+    const i64 head = blockIdx.x % heads, group = head * groups / heads;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, column = (lane & 3) * 2;
     i64 first;
     int count;
@@ -161,7 +160,6 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
     float* ks = qs + CHUNK * BY_ROW;
     fetch_keys<BY_ROW>(qs, q + (first * groups + group) * KEY, groups * KEY, count);
     fetch_keys<BY_ROW>(ks, k + (first * groups + group) * KEY, groups * KEY, count);
-#if LOW_RANK
     float* es = ks + CHUNK * BY_ROW;
     float* ws = es + CHUNK * BY_ROW;
     float* solved = ws + CHUNK * BY_ROW;
@@ -169,19 +167,17 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
     float* of_u = of_v + CHUNK * OF_SCORES;
     fetch_keys<BY_ROW>(es, erase + (first * heads + head) * KEY, heads * KEY, count);
     fetch_keys<BY_ROW>(ws, write + (first * heads + head) * KEY, heads * KEY, count);
-#endif
     copies_end();
     float* out = scores + (number * heads + head) * OF_CHUNK;
-    for (int i = warp; i < SLAB; i += WARPS) {
-        const double sum = add_up(decay + first * heads + head + i, heads, count);
-        float* factors = out + i * OF_CHUNK + SCORES * CHUNK * CHUNK;
-        sums[i][lane] = sum;
+    if (warp == 0) {
+        const double sum = add_up(decay + first * heads + head, heads, count);
+        float* factors = out + SCORES * CHUNK * CHUNK;
+        sums[lane] = sum;
         factors[lane] = kept(sum);
         factors[CHUNK + lane] = kept(__shfl_sync(0xffffffff, sum, CHUNK - 1) - sum);
     }
     copies_wait<0>();
     __syncthreads();
-#if LOW_RANK
     // A warp for each pair of q or erase with k or write.
     const bool erases = warp >= 2, writes = warp & 1;
     float sum[2][4][4] = {};
@@ -197,7 +193,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int t = m * 16 + row + (i >> 1) * 8, j = tile * 8 + column + (i & 1), behind = erases ? t - 1 : t;
-                to[t * stride + j] = j <= behind ? sum[m][tile][i] * kept(sums[0][max(behind, 0)] - sums[0][j]) : 0.0f;
+                to[t * stride + j] = j <= behind ? sum[m][tile][i] * kept(sums[max(behind, 0)] - sums[j]) : 0.0f;
             }
     __syncthreads();
     // Column `lane` of R, the inverse of the unit triangle 1 - of_u.
@@ -220,21 +216,6 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
         out[2 * CHUNK * CHUNK + i] = x;
         out[3 * CHUNK * CHUNK + i] = solved[t * OF_SCORES + j];
     }
-#else
-    float sum[2][4] = {};
-    const int top = warp % 2 * 16, left = warp / 2 * 16;
-    multiply<2, BY_ROW, 1, 1, BY_ROW>(sum, qs + top * BY_ROW, ks + left * BY_ROW, DEPTH);
-#pragma unroll
-    for (int head = 0; head < SLAB; ++head)
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int t = top + row + (i >> 1) * 8, j = left + tile * 8 + column + (i & 1);
-                const float weight = j <= t ? sum[tile][i] * kept(sums[head][t] - sums[head][j]) : 0.0f;
-                out[head * OF_CHUNK + t * CHUNK + j] = weight;
-            }
-#endif
 }
 
 // How the warps divide CHUNK rows of COLUMNS, and the state's DEPTH rows.
@@ -253,7 +234,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_scores(
 #define S_ROW (part * S_ROWS * 16 + s_row + in_tile + (e >> 1) * 8)
 #define S_COLUMN (s_column + tile * 8 + pair + (e & 1))
 
-extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE ? 1 : 3) void recurrence_chunks(
+extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_chunks(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, const float* __restrict__ scores,
@@ -278,12 +259,10 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
     float* weights = vs + CHUNK * OF_VALUES;
     float* from_start = weights + SCORES * CHUNK * OF_SCORES;
     float* to_end = from_start + CHUNK;
-#if LOW_RANK
     float* es = from_start + 2 * CHUNK;
     float* ws = es + CHUNK * BY_ROW;
     float* xs = ws + CHUNK * BY_COLUMN;
     float* us = xs + CHUNK * OF_VALUES;
-#endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, in_tile = lane >> 2, pair = (lane & 3) * 2;
     const int y_row = warp % Y_ROWS * 16, y_column = warp / Y_ROWS * Y_TILES * 8;
     const int s_row = warp % S_ROWS * 16, s_column = warp / S_ROWS * S_TILES * 8;
@@ -294,9 +273,7 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
     const auto fetch_rows = [&](int first) {
         const int count = min(CHUNK, end - first);
         fetch_keys<BY_ROW>(qs, q + ((i64)first * groups + group) * KEY, (i64)groups * KEY, count);
-#if LOW_RANK
         fetch_keys<BY_ROW>(es, erase + ((i64)first * heads + head) * KEY, (i64)heads * KEY, count);
-#endif
         const float* of_chunk = scores_of(first);
         fetch<SCORES * CHUNK, CHUNK, OF_SCORES, true>(weights, of_chunk, CHUNK, SCORES * CHUNK, CHUNK);
         fetch<1, CHUNK, CHUNK, true>(from_start, of_chunk + SCORES * CHUNK * CHUNK, CHUNK, 1, CHUNK);
@@ -307,9 +284,7 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
         fetch<1, CHUNK, CHUNK, true>(to_end, scores_of(first) + SCORES * CHUNK * CHUNK + CHUNK, CHUNK, 1, CHUNK);
         fetch_keys<BY_COLUMN>(ks, k + ((i64)first * groups + group) * KEY, (i64)groups * KEY, count);
         fetch<CHUNK, COLUMNS, OF_VALUES, WIDE>(vs, v + ((i64)first * heads + head) * value + column, (i64)heads * value, count, columns);
-#if LOW_RANK
         fetch_keys<BY_COLUMN>(ws, write + ((i64)first * heads + head) * KEY, (i64)heads * KEY, count);
-#endif
         copies_end();
     };
     float s[S_PARTS][S_TILES][4];
@@ -327,19 +302,16 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
         float out[Y_TILES][4] = {};
         multiply<Y_TILES, BY_ROW, 1, OF_VALUES, 1>(out, qs + y_row * BY_ROW, state + y_column, DEPTH);
         EACH_OF_Y out[tile][e] *= from_start[Y_ROW];
-#if LOW_RANK
         float erased[Y_TILES][4] = {};
         multiply<Y_TILES, BY_ROW, 1, OF_VALUES, 1>(erased, es + y_row * BY_ROW, state + y_column, DEPTH);
         EACH_OF_Y {
             const int t = Y_ROW;
             xs[t * OF_VALUES + Y_COLUMN] = t == 0 ? erased[tile][e] : erased[tile][e] * from_start[t - 1];
         }
-#endif
         copies_wait<0>();
         __syncthreads();
         // Tokens behind a row of y have weight 0.
         multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(out, weights + y_row * OF_SCORES, vs + y_column, y_row + 16);
-#if LOW_RANK
         float u[Y_TILES][4] = {};
         const float* of_v = weights + 2 * CHUNK * OF_SCORES + y_row * OF_SCORES;
         multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(u, of_v, vs + y_column, y_row + 16);
@@ -349,7 +321,6 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
         multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(
             out, weights + (CHUNK + y_row) * OF_SCORES, us + y_column, y_row + 16
         );
-#endif
         EACH_OF_Y {
             const int t = Y_ROW, c = Y_COLUMN;
             if (t < count && c < columns) y[((i64)(first + t) * heads + head) * value + column + c] = out[tile][e];
@@ -363,9 +334,7 @@ extern "C" __global__ __launch_bounds__(THREADS, LOW_RANK || KEY > 128 || !WIDE 
         for (int part = 0; part < S_PARTS; ++part) {
             const int at = part * S_ROWS * 16 + s_row;
             multiply<S_TILES, 1, BY_COLUMN, OF_VALUES, 1, true>(s[part], ks + at, vs + s_column, CHUNK, to_end);
-#if LOW_RANK
             multiply<S_TILES, 1, BY_COLUMN, OF_VALUES, 1, true>(s[part], ws + at, us + s_column, CHUNK, to_end);
-#endif
         }
         EACH_OF_STATE state[S_ROW * OF_VALUES + S_COLUMN] = s[part][tile][e];
         __syncthreads();

@@ -17,7 +17,7 @@ pub(crate) use recurrence::{MAX_KEY, over_lines as recurrence_over_lines};
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 8] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 9] = [
     along::ALONG,
     matmul::MATMUL,
     matmul::MATMUL_ROWS,
@@ -26,6 +26,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 8] = [
     recurrence::RECURRENCE,
     recurrence::RECURRENCE_CHUNKS,
     recurrence::RECURRENCE_GRADIENT,
+    recurrence::RECURRENCE_PARALLEL,
 ];
 
 /// The kernel of `prim`.

@@ -21,7 +21,7 @@ struct SassClaim {
 /// Kernels for Hopper copy by the copy engine and multiply by whole warpgroups, in the loop over the slices or tiles of each
 /// item; the others copy to shared memory without registers between and multiply on tensor cores. Codes of a cache become floats
 /// in registers, on their way to the shared memory of tiles.
-const CLAIMS: [SassClaim; 9] = [
+const CLAIMS: [SassClaim; 10] = [
     SassClaim { entry: "attention_sm90", arch: "sm_90", needs: &["HGMMA", "UTMALDG"], depth: 2, lacks: &["HMMA"] },
     SassClaim { entry: "gemm_sm90", arch: "sm_90", needs: &["HGMMA", "UTMALDG"], depth: 2, lacks: &["HMMA"] },
     SassClaim {
@@ -34,6 +34,7 @@ const CLAIMS: [SassClaim; 9] = [
     SassClaim { entry: "grouped_blocks_sm90", arch: "sm_90", needs: &["HGMMA", "LDGSTS"], depth: 2, lacks: &["HMMA"] },
     SassClaim { entry: "grouped_codes_sm90", arch: "sm_90", needs: &["HGMMA", "LDGSTS"], depth: 2, lacks: &["HMMA"] },
     SassClaim { entry: "recurrence_chunks", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 1, lacks: &[] },
+    SassClaim { entry: "recurrence_outputs", arch: "sm_", needs: &["HMMA", "LDSM"], depth: 1, lacks: &[] },
     SassClaim { entry: "attention_decode", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
     SassClaim { entry: "attention_tiles", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
     SassClaim { entry: "linear_rows", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },

@@ -1,14 +1,22 @@
-//! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row, `kernels/recurrence_chunks.cu` for more, and
-//! `kernels/recurrence_gradient.cu`.
+//! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
+//! `kernels/recurrence_chunks.cu` with a part of low rank; and `kernels/recurrence_gradient.cu`.
+
+mod chunks;
 
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
     numbers, output,
 };
 
-pub(super) const RECURRENCE: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/lines.cuh"), include_str!("../../kernels/recurrence.cu")))
-        .early_launch();
+#[cfg(test)]
+pub(super) use chunks::RECURRENCE_PARALLEL;
+
+pub(super) const RECURRENCE: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/lines.cuh"),
+    include_str!("../../kernels/compensated.cuh"),
+    include_str!("../../kernels/recurrence.cu")
+))
+.early_launch();
 pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),
     include_str!("../../kernels/recurrence_chunks.cu")
@@ -25,20 +33,21 @@ const THREADS: u32 = 128;
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
 pub(crate) const MAX_KEY: usize = 512;
 
-/// Tokens of a row from which on they are taken in chunks, where all keys of a head decay alike: half a chunk, as the kernel has it.
+/// Tokens of a row from which on they are taken in chunks, as the kernels have it.
 const LEAST: usize = 16;
 
 /// Keys of a head at most where it has one value: a thread has a quarter of those of some tokens in registers.
 const MAX_KEY_OF_CHANNELS: usize = 64;
 
-/// Keys of a head at most for chunks: their state and the keys of a chunk are in shared memory.
+/// Keys of a head at most for chunks with a part of low rank: their state and the keys of a chunk are in shared memory.
 const MAX_KEY_OF_CHUNKS: usize = 256;
 
 /// Bytes of shared memory that a block may take on every GPU from Ampere on, less what sources declare.
 const SHARED_OF_ALL: u32 = 98 << 10;
 
-/// Tokens of a chunk, as `kernels/recurrence_chunks.cu` has them.
+/// Tokens of a chunk, and matrices of a chunk that do not depend on the state, as `kernels/recurrence_chunks.cu` has them.
 const CHUNK: usize = 32;
+const MATRICES: usize = 4;
 
 /// A recurrence's extents.
 #[derive(Clone, Copy)]
@@ -97,27 +106,19 @@ impl Extents {
         grid(source, [self.rows * self.heads.div_ceil(COLUMNS) + 1, 1, 1], THREADS, args)
     }
 
-    /// The launches that take rows of at least [`LEAST`] tokens in chunks, the bytes of their scratch, and the most bytes of shared
-    /// memory that one takes.
-    fn in_chunks(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
+    /// With a part of low rank and keys that decay alike: the launches that take rows of at least [`LEAST`] tokens in chunks, those of a
+    /// head in turn, the bytes of their scratch, and the most bytes of shared memory that one takes.
+    fn in_turn(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let depth = self.key.next_power_of_two().max(32);
-        // Heads of a group have its products of keys in common.
-        let groups = self.groups.max(1);
-        let alike = !self.low_rank && self.heads.is_multiple_of(groups);
-        let slab = if alike { largest_divisor(self.heads / groups, 4) } else { 1 };
-        let [key, slab_text] = [self.key, slab].map(|n| n.to_string());
-        let low_rank = if self.low_rank { "1" } else { "0" };
+        let key = self.key.to_string();
         let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
         let (of_lines, lines) = self.of_lines();
-        let defines = [("KEY", &*key), ("LOW_RANK", low_rank), ("SLAB", &*slab_text), ("WIDE", wide), of_lines];
+        let defines = [("KEY", &*key), ("WIDE", wide), of_lines];
         let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
         // As the kernels lay out shared memory, in floats.
         let [by_row, by_column, of_values, of_scores] = [depth + 8, depth + 4, COLUMNS + 4, CHUNK + 8];
-        let (matrices, for_scores, for_rank) = match self.low_rank {
-            true => (4, 4 * by_row + 3 * of_scores, by_row + by_column + 2 * of_values),
-            false => (1, 2 * by_row, 0),
-        };
-        let for_chunks = by_row + by_column + of_values + matrices * of_scores + 2 + for_rank;
+        let for_scores = 4 * by_row + 3 * of_scores;
+        let for_chunks = 2 * (by_row + by_column) + 3 * of_values + MATRICES * of_scores + 2;
         let bytes = |floats: usize| (floats * size_of::<f32>()) as u32;
         let chunks = self.tokens / LEAST + 1;
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
@@ -128,7 +129,7 @@ impl Extents {
         let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS);
         let launches = [
             (
-                grid(source("recurrence_scores"), [chunks * (self.heads / slab), 1, 1], THREADS, scores_args)?,
+                grid(source("recurrence_scores"), [chunks * self.heads, 1, 1], THREADS, scores_args)?,
                 bytes(CHUNK * for_scores),
             ),
             (
@@ -138,7 +139,7 @@ impl Extents {
         ];
         let shared = launches.iter().map(|(_, shared)| *shared).max().unwrap_or(0);
         let actions = launches.into_iter().flat_map(|(kernel, shared)| kernel.with_shared(shared).actions);
-        let of_chunk = matrices * CHUNK * CHUNK + 2 * CHUNK;
+        let of_chunk = MATRICES * CHUNK * CHUNK + 2 * CHUNK;
         Ok((actions.collect(), chunks * self.heads * of_chunk * size_of::<f32>(), shared))
     }
 }
@@ -170,22 +171,18 @@ fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: 
     }
     // Where all rows have a token or more, one may have enough of them.
     let long = rows > 0 && tokens + 1 >= rows + LEAST;
-    let chunks = long && decay.shape[2] == 1 && key <= MAX_KEY_OF_CHUNKS;
+    let decays = decay.shape[2];
+    let chunks = long && (!low_rank || decays == 1 && key <= MAX_KEY_OF_CHUNKS);
     if !chunks {
-        return Ok(all.token_by_token(decay.shape[2], i32::MAX as usize));
+        return Ok(all.token_by_token(decays, i32::MAX as usize));
     }
-    let (mut actions, scratch, shared) = all.in_chunks()?;
-    actions.extend(all.token_by_token(1, LEAST).actions);
+    let (mut actions, scratch, shared) = if low_rank { all.in_turn()? } else { all.at_once(decays)? };
+    actions.extend(all.token_by_token(decays, LEAST).actions);
     if shared > SHARED_OF_ALL {
-        let otherwise = all.token_by_token(1, i32::MAX as usize).actions;
+        let otherwise = all.token_by_token(decays, i32::MAX as usize).actions;
         actions = vec![DeviceAction::ByArch { arch: "sm_90a", actions, otherwise }];
     }
     Ok(CudaKernel { actions, scratch })
-}
-
-/// The largest divisor of `n` up to `most`.
-fn largest_divisor(n: usize, most: usize) -> usize {
-    (1..=most).rev().find(|d| n.is_multiple_of(*d)).unwrap_or(1)
 }
 
 /// Keys of a head at most for its gradient: a thread keeps a quarter of a column of two states in registers.

@@ -13,6 +13,45 @@ pub(crate) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     if dtype != DType::F32 {
         return Vec::new();
     }
+    let mut samples = short_and_long(rng);
+    samples.extend(of_many_chunks(&mut Rng::new(97)));
+    samples
+}
+
+/// Steps whose rows span several chunks of a GPU's kernels, most of whose keys decay by themselves.
+fn of_many_chunks(rng: &mut Rng) -> Vec<Sample> {
+    let by_key: [Case<'_>; 5] = [
+        (&[150, 16], 0, [1, 2, 20, 40], true),
+        (&[64, 1, 40], 2, [2, 2, 130, 17], true),
+        (&[200], 0, [1, 1, 64, 32], true),
+        (&[97], 1, [1, 2, 33, 7], true),
+        (&[70], 0, [1, 1, 256, 72], true),
+    ];
+    let mut samples = Vec::new();
+    for rate in [0.02, 2.0, 60.0] {
+        samples.extend(of_cases(rng, &by_key, rate));
+    }
+    let mut resets = of_cases(rng, &by_key[..1], 0.5);
+    resets.iter_mut().for_each(|sample| lose_tokens(sample, 2 * 20));
+    samples.extend(resets);
+    let long: [Case<'_>; 2] = [(&[600, 20], 3, [1, 2, 12, 5], true), (&[600, 20], 0, [2, 2, 16, 68], false)];
+    samples.extend(of_cases(rng, &long, 0.1));
+    // More rows than chunks.
+    let mut rows = [1; 42];
+    [rows[7], rows[23]] = [70, 18];
+    samples.extend(of_cases(rng, &[(&rows, 1, [1, 2, 8, 8], true), (&rows, 0, [1, 1, 8, 6], false)], 0.5));
+    samples
+}
+
+/// Makes tokens leave nothing of the state, where each has `rates` logarithms of decays.
+fn lose_tokens(sample: &mut Sample, rates: usize) {
+    let of = sample.inputs[3].tensor();
+    let lost = |(i, x): (usize, &f64)| if [0, 70, 71, 140].contains(&(i / rates)) { -1e4 } else { *x };
+    let of = Tensor::float(DType::F32, &of.shape, of.floats().iter().enumerate().map(lost).collect());
+    sample.inputs[3] = Value::Plain(of);
+}
+
+fn short_and_long(rng: &mut Rng) -> Vec<Sample> {
     let cases: [Case<'_>; 10] = [
         (&[], 0, [1, 1, 4, 4], false),
         (&[], 3, [1, 2, 4, 3], true),
@@ -39,12 +78,7 @@ pub(crate) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         samples.extend(of_cases(&mut rng, &long, rate));
     }
     let mut resets = of_cases(&mut rng, &long[..1], 0.5);
-    for sample in &mut resets {
-        let rates = sample.inputs[3].tensor();
-        let lost = |(i, x): (usize, &f64)| if [0, 70, 71, 140].contains(&(i / 2)) { -1e4 } else { *x };
-        let rates = Tensor::float(DType::F32, &rates.shape, rates.floats().iter().enumerate().map(lost).collect());
-        sample.inputs[3] = Value::Plain(rates);
-    }
+    resets.iter_mut().for_each(|sample| lose_tokens(sample, 2));
     samples.extend(resets);
     // Three sequences, the longest of ten chunks.
     samples.extend(of_cases(&mut rng, &[(&[290, 3, 140], 1, [1, 2, 12, 5], false)], 0.1));
@@ -103,5 +137,8 @@ pub(super) fn samples_gradient(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let sample = inputs.into_iter().fold(gradient, Sample::input);
         sample.input(rng.normal(DType::F32, &v)).input(rng.normal(DType::F32, &state))
     };
-    samples(&mut Rng::new(29), dtype).into_iter().map(with_cotangents).collect()
+    if dtype != DType::F32 {
+        return Vec::new();
+    }
+    short_and_long(&mut Rng::new(29)).into_iter().map(with_cotangents).collect()
 }
