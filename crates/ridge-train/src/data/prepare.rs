@@ -58,14 +58,14 @@ pub struct PrepareReport {
 /// Bytes of text that are worked on at a time.
 const BATCH: usize = 8 << 20;
 
-/// Makes the shards. `progress` learns bytes read and all bytes.
+/// Makes the shards. `progress` learns bytes read and all bytes. The output is removed again if that fails.
 ///
 /// # Errors
 /// When a file cannot be read, the output is there already or cannot be written, or a text has characters without tokens.
 pub fn prepare(
     settings: &PrepareSettings,
     vocabulary: &Vocabulary,
-    mut progress: impl FnMut(u64, u64),
+    progress: impl FnMut(u64, u64),
 ) -> Result<PrepareReport> {
     let PrepareSettings { inputs, output, .. } = settings;
     if output.exists() {
@@ -81,8 +81,23 @@ pub fn prepare(
             files.push(DocumentFile::open(&file)?);
         }
     }
-    let total = files.iter().map(|file| file.bytes() as u64).sum();
     std::fs::create_dir_all(output).map_err(|cause| io_error(output, "make the folder", &cause))?;
+    fill(settings, vocabulary, &files, held_out, progress).inspect_err(|_| {
+        // The error of the shards says more than one of the removal.
+        let _ = std::fs::remove_dir_all(output);
+    })
+}
+
+/// Writes the shards of `files` into the output, which is there.
+fn fill(
+    settings: &PrepareSettings,
+    vocabulary: &Vocabulary,
+    files: &[DocumentFile],
+    held_out: HeldOut,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<PrepareReport> {
+    let output = &settings.output;
+    let total = files.iter().map(|file| file.bytes() as u64).sum();
     let mut work = Work {
         settings,
         vocabulary,
@@ -95,7 +110,7 @@ pub fn prepare(
         bytes: 0,
     };
     let mut done = 0;
-    for file in &files {
+    for file in files {
         file.each(&settings.text_field, |text| {
             work.add(text)?;
             // What is compressed gives more bytes than it has.
@@ -324,5 +339,10 @@ mod tests {
         assert_eq!(first.expect("decodes"), "document 0 of \u{e9} ");
         let error = prepare(&settings(dir.path(), "one", 1), &vocabulary, |_, _| ()).expect_err("is there").to_string();
         assert!(error.contains("it is there already; give another folder"), "{error}");
+        // What could not be made is not left behind, where it would be in the way.
+        let mut nothing = settings(dir.path(), "nothing", 1);
+        nothing.text_field = "no such field".to_owned();
+        prepare(&nothing, &vocabulary, |_, _| ()).expect_err("has no text");
+        assert!(!nothing.output.exists());
     }
 }

@@ -68,12 +68,13 @@ impl Vocabulary {
         Self::made(VocabularyKind::Bytes, tokenizer_json(vocab, Some(256), &level, &level), Some(256))
     }
 
-    /// That of a `tokenizer.json`, or of the folder that holds one.
+    /// That of a `tokenizer.json`, or of the folder that holds one, which may be that of a downloaded model, named as on the Hub.
     ///
     /// # Errors
     /// When there is none, or it cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let path = ridge_files::hub::find_model(path)?;
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path };
         let json = ridge_files::read_text(&file, "read the tokenizer")?;
         let mut tokenizer = Tokenizer::from_bytes(&file.display().to_string(), json.as_bytes())?;
         let config = file.with_file_name("tokenizer_config.json");

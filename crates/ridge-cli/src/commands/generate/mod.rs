@@ -3,6 +3,7 @@
 mod args;
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -151,10 +152,11 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
     Ok(())
 }
 
-/// Whether a prompt was probably meant as a model: a name on the Hub, or a path.
+/// Whether a prompt was probably meant as a model: a path, a name on the Hub, or one such as Qwen3-0.6B.
 fn looks_like_a_model(text: &str) -> bool {
-    let is_path = ["/", "./", "../", "~/"].iter().any(|begin| text.starts_with(begin));
-    text.parse::<HubModel>().is_ok() || is_path && !text.contains(char::is_whitespace)
+    let is_path = ["/", "./", "../", "~/"].iter().any(|begin| text.starts_with(begin)) || Path::new(text).is_dir();
+    let is_name = text.contains('-') && text.contains(|c: char| c.is_ascii_digit());
+    text.parse::<HubModel>().is_ok() || (is_path || is_name) && !text.contains(char::is_whitespace)
 }
 
 /// The prompt as tokens.
