@@ -21,8 +21,8 @@ use crate::interleave::Line;
 use crate::simd;
 
 /// How far ahead interleaved weights in blocks of a whole group are fetched, in bytes. While the second half of their rows is taken
-/// apart, which takes as long as memory does, the processor fetches nothing by itself. Multiples of 4 KiB are slower, and so are
-/// formats of smaller blocks if they are fetched at all (`benches/results/2026-11-26-cpu-levels.md`).
+/// apart, which takes as long as memory does, the processor fetches nothing by itself. Other distances are slower in
+/// Q6_K, some by a third, and so are formats of smaller blocks if they are fetched at all (`benches/results/2026-11-26-cpu-levels.md`).
 const AHEAD: usize = 9 << 10;
 
 /// What the groups of a block can be at most.

@@ -101,7 +101,7 @@ impl<B: BlockFormat> SixteenRows for InterleavedRows<B> {
 }
 
 /// How far ahead interleaved rows are fetched to second-level cache for one row of x, in bytes, where that is quicker than what the
-/// processor fetches by itself: on Sapphire Rapids by a half, while on Zen 4 it takes half of the rate
+/// processor fetches by itself: on Sapphire Rapids by a third to a half, while on Zen 4 it takes half of the rate
 /// (`benches/results/2026-11-26-cpu-levels.md`, `2026-11-24-cpu-levels.md`).
 const AHEAD: usize = 20 << 10;
 
