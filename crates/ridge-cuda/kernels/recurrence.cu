@@ -40,7 +40,8 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
             continue;
         }
         const i64 head = block / tiles % heads, row = block / tiles / heads;
-        if (starts[row + 1] - starts[row] >= LEAST) continue;
+        // Bounds as the kernels of chunks have them.
+        if (min((i64)starts[row + 1], tokens) - max(starts[row], 0) >= LEAST) continue;
         const i64 column = block % tiles * COLUMNS + t / SLICES;
         const bool has = column < value;
         const i64 from_line = line_of(lines, n.v[5], row, 0), to_line = line_of(lines, n.v[5], row, 1);

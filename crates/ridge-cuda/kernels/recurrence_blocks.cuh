@@ -130,7 +130,8 @@ __device__ inline void add_up(double* sums, const float* rates, i64 stride, int 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int t = 2 * lane + i;
-        part[i] = t < count ? fmax((double)rates[t * stride], -110.0) : 0.0;
+        const double rate = t < count ? rates[t * stride] : 0.0;
+        part[i] = rate < -110.0 ? -110.0 : rate;
     }
     double sum = part[0] + part[1];
 #pragma unroll

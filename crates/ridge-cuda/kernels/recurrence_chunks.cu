@@ -113,7 +113,9 @@ template <int TO_STRIDE> __device__ inline void fetch_keys(float* to, const floa
 // logarithm of the smallest number leaves nothing, as lower ones do.
 __device__ inline double add_up(const float* rates, i64 stride, int count) {
     const int lane = threadIdx.x & 31;
-    double sum = lane < count ? fmax((double)rates[lane * stride], -110.0) : 0.0;
+    double sum = lane < count ? rates[lane * stride] : 0.0;
+    // Not by fmax, which would hide a NaN.
+    if (sum < -110.0) sum = -110.0;
 #pragma unroll
     for (int step = 1; step < CHUNK; step *= 2) {
         const double other = __shfl_up_sync(0xffffffff, sum, step);

@@ -10,7 +10,7 @@
 // Where each key decays by itself, products of decays are taken within blocks of BLOCK tokens and between them, always forwards, so nothing
 // overflows and nothing is divided: token t of block I has q_t d(start of I, t), token j of an earlier block J has k_j d(j, end of J), and
 // what is between the blocks multiplies the former. Within a block weights are sums of f32 products.
-// Floor: q, k, decays and v are read twice, y and after it the states of chunks are moved four times; 4 KEY value + CHUNK (KEY + value)
+// Floor: k, v and decays are read twice, q once, all but v for every COLUMNS values of a head; y and after it the states of chunks are moved four times; 4 KEY value + CHUNK (KEY + value)
 // operations for each token and head at a sixth of the rate of bf16. Defines and numbers: recurrence_blocks.cuh. LINES, as in lines.cuh.
 
 // What chunks add to the state, and what remains of it. How the warps divide a slice of the state: its keys, and two halves of the columns.
