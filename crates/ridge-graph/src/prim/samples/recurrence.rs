@@ -25,7 +25,7 @@ fn of_many_chunks(rng: &mut Rng) -> Vec<Sample> {
         (&[64, 1, 40], 2, [2, 2, 130, 17], true),
         (&[200], 0, [1, 1, 64, 32], true),
         (&[97], 1, [1, 2, 33, 7], true),
-        (&[70], 0, [1, 1, 256, 72], true),
+        (&[70], 0, [1, 1, 256, 24], true),
     ];
     let mut samples = Vec::new();
     for rate in [0.02, 2.0, 60.0] {
@@ -34,7 +34,7 @@ fn of_many_chunks(rng: &mut Rng) -> Vec<Sample> {
     let mut resets = of_cases(rng, &by_key[..1], 0.5);
     resets.iter_mut().for_each(|sample| lose_tokens(sample, 2 * 20));
     samples.extend(resets);
-    let long: [Case<'_>; 2] = [(&[600, 20], 3, [1, 2, 12, 5], true), (&[600, 20], 0, [2, 2, 16, 68], false)];
+    let long: [Case<'_>; 2] = [(&[600, 20], 3, [1, 2, 12, 5], true), (&[200, 20], 0, [2, 2, 16, 68], false)];
     samples.extend(of_cases(rng, &long, 0.1));
     // More rows than chunks.
     let mut rows = [1; 42];
