@@ -203,7 +203,8 @@ void linear_rows(
 #endif
 #if NORM
     // Into L2, which is no read: the gains are wanted as soon as x is there.
-    for (int k = threadIdx.x * 64; k < depth; k += WARPS * 32 * 64) asm volatile("prefetch.global.L2 [%0];" :: "l"(gain + k));
+    const int of_line = 128 / (int)sizeof(*gain);
+    for (int k = threadIdx.x * of_line; k < depth; k += WARPS * 32 * of_line) asm volatile("prefetch.global.L2 [%0];" :: "l"(gain + k));
 #endif
     others_may_begin();
     after_others();

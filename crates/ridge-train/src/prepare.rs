@@ -28,8 +28,8 @@ impl Prepared {
     /// # Errors
     /// When a file cannot be read or does not fit another, or a setting does not fit the model.
     pub fn new(settings: Settings) -> Result<Self> {
-        let from = settings.model.from.as_deref().map(|folder| ModelFiles::open(Some(folder))).transpose()?;
         let folder = settings.model.from.as_deref().map(ridge_files::hub::find_model).transpose()?;
+        let from = folder.as_deref().map(|folder| ModelFiles::open(Some(folder))).transpose()?;
         let tokenizer = match folder {
             Some(folder) if settings.data.vocabulary.is_none() && folder.join("tokenizer.json").is_file() => {
                 Some(Vocabulary::open(&folder)?)

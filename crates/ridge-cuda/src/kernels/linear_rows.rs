@@ -20,7 +20,7 @@ pub(super) const MAX_ROWS: usize = 16;
 /// Bytes of a column that a warp reads in its turn, and columns of a tile.
 const PIECE_BYTES: usize = 64;
 const COLUMNS: usize = 16;
-/// Stages of a ring at most: what a multiprocessor needs in flight is far less.
+/// Stages of a ring at most.
 const MOST_STAGES: usize = 16;
 /// Shared memory that a block takes besides what depends on its work.
 const OTHER_BYTES: usize = 1 << 10;
@@ -130,8 +130,8 @@ impl Division {
 }
 
 impl LinearCall<'_> {
-    /// Every weight read once for every few rows, by one launch, for x at `x`: codes with `scales` of x and the weights, or the operand itself,
-    /// which is normed where there is a norm.
+    /// Every weight read once for every few rows, by one launch, for x at `x`: codes with `scales` of x and the weights, or the
+    /// operand itself, which is normed where there is a norm.
     ///
     /// # Errors
     ///
