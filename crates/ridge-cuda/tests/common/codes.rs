@@ -83,8 +83,9 @@ fn linears_of(format: ScaledFormat) -> Vec<KernelCase> {
         (DType::F16, 1),
         (DType::F16, 9),
     ] {
-        // The last has more tiles than there are multiprocessors.
-        for (depth, columns) in [(16, 5), (1040, 33), (4096, 48), (1200, 200), (400, 4261)] {
+        // More tiles than there are multiprocessors, for the rows that are streamed.
+        let many_tiles = (rows <= 16).then_some((400, 4261));
+        for (depth, columns) in [(16, 5), (1040, 33), (4096, 48), (1200, 200)].into_iter().chain(many_tiles) {
             let what = format!("{format:?}, {dtype}, {rows} x {depth} x {columns}");
             let weight = |g: &mut Builder, name: &str, columns: usize| {
                 g.weight(name, Type::tensor(DType::BF16, [columns, depth]).stored_as(FormatRef::new(format)))
