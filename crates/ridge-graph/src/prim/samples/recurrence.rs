@@ -19,12 +19,13 @@ pub(crate) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
 }
 
 /// Steps whose rows span several chunks of a GPU's kernels, most of whose keys decay by themselves.
+/// Heads have 13 values and more: what is allowed for a row of few follows from how lucky the plain implementation is.
 fn of_many_chunks(rng: &mut Rng) -> Vec<Sample> {
     let by_key: [Case<'_>; 5] = [
         (&[150, 16], 0, [1, 2, 20, 40], true),
         (&[64, 1, 40], 2, [2, 2, 130, 17], true),
         (&[200], 0, [1, 1, 64, 32], true),
-        (&[97], 1, [1, 2, 33, 7], true),
+        (&[97], 1, [1, 2, 33, 19], true),
         (&[70], 0, [1, 1, 256, 24], true),
     ];
     let mut samples = Vec::new();
@@ -34,12 +35,12 @@ fn of_many_chunks(rng: &mut Rng) -> Vec<Sample> {
     let mut resets = of_cases(rng, &by_key[..1], 0.5);
     resets.iter_mut().for_each(|sample| lose_tokens(sample, 2 * 20));
     samples.extend(resets);
-    let long: [Case<'_>; 2] = [(&[600, 20], 3, [1, 2, 12, 5], true), (&[200, 20], 0, [2, 2, 16, 68], false)];
+    let long: [Case<'_>; 2] = [(&[600, 20], 3, [1, 2, 12, 13], true), (&[200, 20], 0, [2, 2, 16, 68], false)];
     samples.extend(of_cases(rng, &long, 0.1));
     // More rows than chunks.
     let mut rows = [1; 42];
     [rows[7], rows[23]] = [70, 18];
-    samples.extend(of_cases(rng, &[(&rows, 1, [1, 2, 8, 8], true), (&rows, 0, [1, 1, 8, 6], false)], 0.5));
+    samples.extend(of_cases(rng, &[(&rows, 1, [1, 2, 8, 20], true), (&rows, 0, [1, 1, 8, 18], false)], 0.5));
     samples
 }
 
