@@ -9,6 +9,8 @@ use ridge_models::ModelError;
 use ridge_runtime::RuntimeError;
 use ridge_text::TextError;
 
+use crate::admission::MemoryShortage;
+
 /// The result of what the crate does.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
@@ -48,6 +50,10 @@ pub enum TrainError {
         /// What to do.
         remedy: String,
     },
+
+    /// The run needs more memory than there is.
+    #[error("{0}")]
+    Memory(Box<MemoryShortage>),
 
     /// The loss or the weights are no numbers any more, or the loss does not come down from a spike.
     #[error("step {step}: {problem}; {remedy}")]

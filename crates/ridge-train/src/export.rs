@@ -89,11 +89,22 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
     sync_folder(folder)
 }
 
-/// Requires that `folder` can be written, before a long run.
+/// Requires that `folder` can be made and written, before a long run. Leaves nothing that was not there.
 ///
 /// # Errors
 /// When it cannot.
 pub(crate) fn check_writable(folder: &Path) -> Result<()> {
+    let lacking = folder.ancestors().take_while(|above| *above != Path::new("") && !above.exists());
+    let lacking: Vec<&Path> = lacking.collect();
+    let written = try_writing(folder);
+    for made in lacking {
+        // One that another process has put something into stays.
+        let _ = std::fs::remove_dir(made);
+    }
+    written
+}
+
+fn try_writing(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|cause| io_error(folder, "make the folder", &cause))?;
     let probe = folder.join(format!(".probe.{}", std::process::id()));
     let written = std::fs::write(&probe, b"ridge");

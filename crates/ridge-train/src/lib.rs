@@ -3,10 +3,11 @@
 //! Read `settings` first (what a run may be told), then `prepare` (from settings to data and configuration), `prepared_step` (from these to graphs), `step` (a training step as a
 //! schedule of three programs), `trainer` (weights on a device, single steps, losses, samples) and `run` (the loop).
 //! `optimizer` says what an update does to each weight, `rate` the learning rate of each step, `initial` the weights at the
-//! beginning, `recompute` what the backward pass computes again, `choices` what a step may recompute and offload, `fit` chooses so that it fits into a budget, `experts` what is asked of routing and how evenly it used them, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
+//! beginning, `recompute` what the backward pass computes again, `choices` what a step may recompute and offload, `fit` chooses so that it fits into a budget, `admission` compares it with the memory that there is, `experts` what is asked of routing and how evenly it used them, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
 //! writes models, `log` tells what happens.
 
 mod address;
+mod admission;
 pub mod checkpoint;
 mod choices;
 pub mod data;
@@ -30,6 +31,7 @@ pub mod settings;
 pub mod step;
 mod trainer;
 
+pub use admission::{FreeMemory, MemoryShortage};
 pub use choices::{StepChoice, step_choices};
 pub use error::{Result, TrainError};
 pub use experts::{ExpertLoads, LayerUse};

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use ridge_runtime::Backend;
+use ridge_runtime::{Backend, ProgramCache};
 
+use crate::admission::FreeMemory;
 use crate::checkpoint::{self, CheckpointWriter, SavedState};
-use crate::error::{Result, TrainError};
+use crate::error::{Result, TrainError, io_error};
 use crate::export::{check_writable, export};
 use crate::guard::Refusal;
 use crate::log::{Logs, RunEnded, StepReport, TrainEvent};
@@ -33,23 +34,27 @@ pub enum RunEnd {
     },
 }
 
-/// Trains as `settings` say on `backend`, until all steps are made or `stop` is set: then it saves and returns. `observe`
-/// learns what happens.
+/// Trains as `settings` say on `backend`, until all steps are made or `stop` is set: then it saves and returns. `free` says how
+/// much memory there is, and is asked before any weight is made. `observe` learns what happens.
 ///
 /// # Errors
-/// When data, model, checkpoint or folder cannot be used, the device fails, or the loss diverges. Checkpoints that are
-/// complete stay as they are.
+/// When data, model, checkpoint or folder cannot be used, the run does not fit into memory, the device fails, or the loss diverges.
+/// Checkpoints that are complete stay as they are.
 pub fn train(
     settings: Settings,
     backend: Arc<dyn Backend>,
+    free: &dyn Fn() -> FreeMemory,
     stop: &AtomicBool,
     observe: &mut dyn FnMut(&TrainEvent),
 ) -> Result<RunEnd> {
     let folder = settings.checkpoint.folder.clone();
     check_writable(&folder)?;
-    let (saved, notes) = resumed(&settings)?;
+    let (saved, mut notes) = resumed(&settings)?;
     let mut prepared = Prepared::new(settings)?;
     prepared.step.fit(&backend)?;
+    let programs = Arc::new(ProgramCache::new(backend));
+    notes.extend(prepared.step.admit(&programs, free())?);
+    std::fs::create_dir_all(&folder).map_err(|cause| io_error(&folder, "make the folder", &cause))?;
     let mut logs = Logs::open(&folder, &prepared.step.settings)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
         let notes = logs.notes().into_iter().map(|text| TrainEvent::Note { text });
@@ -58,7 +63,7 @@ pub fn train(
             logs.write(&event)
         })
     };
-    let end = run(prepared, backend, (saved, notes), stop, &mut logs, &mut tell);
+    let end = run(prepared, programs, (saved, notes), stop, &mut logs, &mut tell);
     // Servers learn of runs that fail while they start, too.
     let closed = logs.close(match &end {
         Ok(RunEnd::Finished { .. }) => RunEnded::Finished,
@@ -74,7 +79,7 @@ pub fn train(
 /// The run between the opening and the closing of its logs, from what [`resumed`] found.
 fn run(
     prepared: Prepared,
-    backend: Arc<dyn Backend>,
+    programs: Arc<ProgramCache>,
     (saved, notes): (Option<SavedState>, Vec<String>),
     stop: &AtomicBool,
     logs: &mut Logs,
@@ -92,7 +97,7 @@ fn run(
     }
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();
     let parameters = prepared.step.parameters();
-    let trainer = Trainer::new(prepared, backend, saved.as_ref())?;
+    let trainer = Trainer::new(prepared, programs, saved.as_ref())?;
     let step = trainer.progress().step;
     tell(logs, TrainEvent::Started { step, parameters, tokens })?;
     drop(saved);
@@ -242,6 +247,8 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self, is_best: bool, tell: Tell<'_>) -> Result<()> {
+        // The copy of the checkpoint before is freed first.
+        self.writer.wait()?;
         let snapshot = self.trainer.snapshot()?;
         let step = snapshot.info.step;
         self.writer.begin(snapshot, is_best)?;

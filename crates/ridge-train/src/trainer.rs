@@ -9,7 +9,9 @@ use ridge_graph::passes::{EXPERT_DROPPED, EXPERT_LOAD};
 use ridge_graph::{Builder, DType, Role, Type, passes};
 use ridge_models::{BuildOptions, WeightSource};
 use ridge_runtime::WeightData;
-use ridge_runtime::{Backend, BoundSchedule, Bucket, RuntimeError, ScheduleDriver, Session, StageInputs, StageOutputs};
+use ridge_runtime::{
+    BoundSchedule, Bucket, ProgramCache, RuntimeError, ScheduleDriver, Session, StageInputs, StageOutputs,
+};
 
 use crate::checkpoint::{self, CheckpointInfo, SavedState, SavedTensor, Snapshot};
 use crate::data::{Batch, Batches};
@@ -71,16 +73,17 @@ pub struct StepResult {
 }
 
 impl Trainer {
-    /// Brings the weights to `backend`: those of `saved`, else those that the settings name, else initial ones.
+    /// Brings the weights to the device of `programs`, which is where the programs of the run are compiled: those of `saved`, else
+    /// those that the settings name, else initial ones.
     ///
     /// # Errors
     /// When memory runs out, a checkpoint is of another model or run, or a weight holds what is no number.
-    pub fn new(prepared: Prepared, backend: Arc<dyn Backend>, saved: Option<&SavedState>) -> Result<Self> {
+    pub fn new(prepared: Prepared, programs: Arc<ProgramCache>, saved: Option<&SavedState>) -> Result<Self> {
         let settings = &prepared.step.settings;
         let kept = prepared.step.kept_states();
         let fingerprint = prepared.corpus.fingerprint();
         let mut batches = Batches::new(&prepared.corpus, &settings.data, settings.train.seed)?;
-        let mut session = Session::new(backend);
+        let mut session = Session::sharing(programs);
         session.keep_states_on_host(prepared.step.on_host());
         let mut progress = RunProgress::default();
         match saved {

@@ -10,6 +10,7 @@ use ridge_graph::shard::MeshAxis;
 use ridge_hw::gpu::{Library, LibrarySearch, Nvidia};
 use ridge_hw::units::Bytes;
 use ridge_runtime::{Backend, Ranks};
+use ridge_train::FreeMemory;
 
 use crate::error::{Error, Result};
 
@@ -180,6 +181,15 @@ impl OpenDevice {
     /// Whether it is the CPU.
     pub fn is_cpu(&self) -> bool {
         self.threads.is_some()
+    }
+
+    /// Memory that a run of training may still allocate: of a CPU what is left now, of a GPU what was free when it was opened.
+    pub fn free_memory(&self) -> FreeMemory {
+        let host = ridge_hw::cpu::Cpu::detect().available_memory();
+        match self.is_cpu() {
+            true => FreeMemory::Shared(host),
+            false => FreeMemory::Separate { device: self.available, host },
+        }
     }
 
     fn cpu(Placement { threads, tensor_parallel, .. }: &Placement) -> Result<Self> {

@@ -1,6 +1,7 @@
 //! Training: a run that is placed on a device.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use ridge_hw::units::Bytes;
@@ -132,10 +133,12 @@ impl Trainer {
     /// Trains until all steps are made or `stop` is set, when it saves and returns. `observe` learns what happens.
     ///
     /// # Errors
-    /// When data, model, device or a checkpoint cannot be used, or the loss diverges. Complete checkpoints stay.
+    /// When data, model, device or a checkpoint cannot be used, the run does not fit into memory, or the loss diverges. Complete
+    /// checkpoints stay.
     pub fn run(&self, stop: &AtomicBool, mut observe: impl FnMut(&TrainEvent)) -> Result<RunEnd> {
         let device = OpenDevice::open(&self.placement)?;
-        Ok(ridge_train::train(self.settings.clone(), device.backend, stop, &mut observe)?)
+        let (backend, free) = (Arc::clone(&device.backend), || device.free_memory());
+        Ok(ridge_train::train(self.settings.clone(), backend, &free, stop, &mut observe)?)
     }
 }
 

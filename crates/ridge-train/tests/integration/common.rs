@@ -8,7 +8,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_runtime::Backend;
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::{Settings, read_settings};
-use ridge_train::{Result, RunEnd, train};
+use ridge_train::{FreeMemory, Result, RunEnd, train};
 
 const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64,
     "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#;
@@ -100,9 +100,19 @@ pub(crate) fn run(settings: &Settings) -> Ran {
 
 /// Runs until `stop` says so of an event.
 pub(crate) fn run_on(settings: &Settings, backend: Arc<dyn Backend>, stop: impl Fn(&TrainEvent) -> bool) -> Ran {
+    run_within(settings, backend, FreeMemory::Shared(None), stop)
+}
+
+/// As [`run_on`], where no more than this is free.
+pub(crate) fn run_within(
+    settings: &Settings,
+    backend: Arc<dyn Backend>,
+    free: FreeMemory,
+    stop: impl Fn(&TrainEvent) -> bool,
+) -> Ran {
     let mut events = Vec::new();
     let flag = AtomicBool::new(false);
-    let end = train(settings.clone(), backend, &flag, &mut |event| {
+    let end = train(settings.clone(), backend, &|| free, &flag, &mut |event| {
         if stop(event) {
             flag.store(true, std::sync::atomic::Ordering::Relaxed);
         }

@@ -1,5 +1,6 @@
 //! Integration tests: runs of small models on the CPU.
 
+mod admission;
 mod common;
 mod experts;
 mod families;

@@ -33,7 +33,8 @@ fn a_run_allocates_what_was_predicted() {
         let backend = cpu(2);
         let idle = backend.memory().live.on_device();
         let predicted = prepared.step.memory(&ProgramCache::new(cpu(2))).expect("compiles");
-        let mut trainer = Trainer::new(prepared, backend.clone(), None).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
+        let programs = Arc::new(ProgramCache::new(backend.clone()));
+        let mut trainer = Trainer::new(prepared, programs, None).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
         for _ in 0..3 {
             trainer.step().expect("steps");
         }
@@ -69,8 +70,9 @@ fn trained(keys: &[(&str, &str)]) -> (Vec<u64>, [usize; 2], MemorySnapshot) {
     deep(dir.path(), 8);
     let prepared = Prepared::new(settings(dir.path(), "deep.json", keys)).expect("prepares");
     let backend = cpu(2);
-    let snapshot = prepared.step.snapshot(&ProgramCache::new(backend.clone())).expect("compiles");
-    let mut trainer = Trainer::new(prepared, backend.clone(), None).expect("binds");
+    let programs = Arc::new(ProgramCache::new(backend.clone()));
+    let snapshot = prepared.step.snapshot(&programs).expect("compiles");
+    let mut trainer = Trainer::new(prepared, programs, None).expect("binds");
     let losses = (0..4).map(|_| trainer.step().expect("steps").loss.to_bits()).collect();
     let live = backend.memory().live;
     (losses, [live.on_device(), live.on_host()], snapshot)

@@ -2,8 +2,9 @@
 //! size at every width.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use ridge_runtime::Bucket;
+use ridge_runtime::{Bucket, ProgramCache};
 use ridge_train::{Prepared, Trainer};
 
 use crate::common::{cpu, folder, settings};
@@ -37,7 +38,7 @@ fn changes(dir: &Path, width: usize, base: usize) -> [f64; 2] {
     let prepared = Prepared::new(settings(dir, &model, &keys)).unwrap_or_else(|e| panic!("{e}"));
     let graph = prepared.step.graph.clone();
     let bindings = prepared.step.bindings().unwrap_or_else(|e| panic!("{e}"));
-    let mut trainer = Trainer::new(prepared, cpu(2), None).unwrap_or_else(|e| panic!("{e}"));
+    let mut trainer = Trainer::new(prepared, Arc::new(ProgramCache::new(cpu(2))), None).unwrap_or_else(|e| panic!("{e}"));
     let outputs = ["hidden", "all_logits"];
     let mut bucket =
         trainer.session().compile(&graph, &outputs).and_then(|c| c.bucket(&bindings)).unwrap_or_else(|e| panic!("{e}"));
