@@ -53,6 +53,9 @@ impl Rng {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Draws of [`Rng::bits`] that [`Rng::gauss`] takes.
+    pub const GAUSS_DRAWS: u64 = 2;
+
     /// A standard normal number (Box and Muller 1958).
     pub fn gauss(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();

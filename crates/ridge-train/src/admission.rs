@@ -2,6 +2,7 @@
 //! here rather than from the system.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 
 use ridge_hw::units::Bytes;
 use ridge_runtime::{MemoryBytes, MemoryOwner, ProgramCache};
@@ -9,6 +10,7 @@ use ridge_runtime::{MemoryBytes, MemoryOwner, ProgramCache};
 use crate::error::{Result, TrainError};
 use crate::prepared_step::{KeptState, PreparedStep};
 use crate::settings::{Offload, OptimizerName, Recomputation, Settings};
+use crate::stop::check_stop;
 
 /// Memory that this process may still allocate, without swapping. Where it is not known nothing is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +69,14 @@ impl PreparedStep {
     /// have made its first step. Where a copy of a checkpoint will not fit, a note says so.
     ///
     /// # Errors
-    /// [`TrainError::Memory`] when it does not fit, and when a program cannot be compiled.
-    pub fn admit(&self, programs: &ProgramCache, free: FreeMemory) -> Result<Vec<String>> {
+    /// [`TrainError::Memory`] when it does not fit, [`TrainError::Stopped`] when `stop` is set meanwhile, and when a program cannot
+    /// be compiled.
+    pub fn admit(&self, programs: &ProgramCache, free: FreeMemory, stop: &AtomicBool) -> Result<Vec<String>> {
+        for stage in &self.schedule.stages {
+            check_stop(stop)?;
+            programs.get(&stage.graph, &stage.outputs)?;
+        }
+        check_stop(stop)?;
         let is_shared = matches!(free, FreeMemory::Shared(_));
         let [device, host] = needed(&self.memory(programs)?, free);
         if let Some(available) = device.lacks() {
@@ -164,7 +172,8 @@ fn device_remedy(settings: &Settings, available: Bytes, states_alone: bool, is_s
         return format!("{} ({nothing})", keys.join(", or "));
     }
     // Budgets are read in whole units.
-    let budget = if available.0 >> 30 > 9 { format!("{}GiB", available.0 >> 30) } else { format!("{}MiB", available.0 >> 20) };
+    let budget =
+        if available.0 >> 30 > 9 { format!("{}GiB", available.0 >> 30) } else { format!("{}MiB", available.0 >> 20) };
     match train.memory {
         None => keys.push(format!("set train.memory = \"{budget}\", which fits a step into that by itself")),
         Some(set) => keys.push(format!("lower train.memory = \"{set}\" to \"{budget}\"")),

@@ -55,6 +55,11 @@ pub enum TrainError {
     #[error("{0}")]
     Memory(Box<MemoryShortage>),
 
+    /// The run was asked to stop before its first step. [`train`](crate::train) ends with
+    /// [`RunEnd::StoppedBeforeFirstStep`](crate::RunEnd) instead.
+    #[error("the run was stopped before its first step")]
+    Stopped,
+
     /// The loss or the weights are no numbers any more, or the loss does not come down from a spike.
     #[error("step {step}: {problem}; {remedy}")]
     Diverged {

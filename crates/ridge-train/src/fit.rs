@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ridge_graph::passes::Target;
 use ridge_hw::units::Bytes;
@@ -13,6 +14,7 @@ use crate::error::{Result, TrainError};
 use crate::prepared_step::PreparedStep;
 use crate::recompute::RecomputeLevel;
 use crate::settings::Offload;
+use crate::stop::check_stop;
 
 /// Shares of the peak, of the bandwidth and of the link's nominal rate that a step is taken to reach.
 const COMPUTE: f64 = 0.5;
@@ -24,8 +26,8 @@ impl PreparedStep {
     /// has memory of its own also what is offloaded, from what the settings ask for.
     ///
     /// # Errors
-    /// When nothing fits, or a program cannot be compiled.
-    pub fn fit(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
+    /// When nothing fits, or a program cannot be compiled; [`TrainError::Stopped`] when `stop` is set meanwhile.
+    pub fn fit(&mut self, backend: &Arc<dyn Backend>, stop: &AtomicBool) -> Result<()> {
         let Some(Bytes(budget)) = self.settings.train.memory else { return Ok(()) };
         let set = self.settings.train.offload;
         // What fits as it is needs no other way.
@@ -38,7 +40,7 @@ impl PreparedStep {
         let mut least = u64::MAX;
         for offload in Offload::ALL {
             if offload == set || rates.is_some() && offload.includes(set) {
-                let mut search = Search { step: self, backend, offload, budget, tried: BTreeMap::new() };
+                let mut search = Search { step: self, backend, stop, offload, budget, tried: BTreeMap::new() };
                 let found = search.fastest(rates.as_ref())?;
                 least = search.tried.values().map(|tried| tried.bytes).fold(least, u64::min);
                 fitting.extend(found);
@@ -100,6 +102,7 @@ struct Tried {
 struct Search<'a> {
     step: &'a PreparedStep,
     backend: &'a Arc<dyn Backend>,
+    stop: &'a AtomicBool,
     offload: Offload,
     budget: u64,
     /// By the place of the level among those from the one that is set.
@@ -170,6 +173,7 @@ impl Search<'_> {
 
     fn tried(&self, level: RecomputeLevel, rates: Option<&Rates>) -> Result<Tried> {
         let Self { step, offload, .. } = self;
+        check_stop(self.stop)?;
         let schedule = step.schedule_at(level, *offload)?;
         let programs = ProgramCache::new(Arc::clone(self.backend));
         let memory = step.memory_of(&schedule, *offload, &programs)?;

@@ -1,6 +1,7 @@
 //! From settings to data, the model's configuration and a step.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use ridge_models::{ModelConfig, ModelFiles};
 use serde_json::Value;
@@ -26,8 +27,9 @@ impl Prepared {
     /// Reads data and configuration, and builds the graphs. Nothing is allocated on a device.
     ///
     /// # Errors
-    /// When a file cannot be read or does not fit another, or a setting does not fit the model.
-    pub fn new(settings: Settings) -> Result<Self> {
+    /// When a file cannot be read or does not fit another, or a setting does not fit the model; [`TrainError::Stopped`] when `stop`
+    /// is set meanwhile.
+    pub fn new(settings: Settings, stop: &AtomicBool) -> Result<Self> {
         let folder = settings.model.from.as_deref().map(ridge_files::hub::find_model).transpose()?;
         let from = folder.as_deref().map(|folder| ModelFiles::open(Some(folder))).transpose()?;
         let tokenizer = match folder {
@@ -36,7 +38,7 @@ impl Prepared {
             }
             _ => None,
         };
-        let corpus = Corpus::read(&settings.data, tokenizer)?;
+        let corpus = Corpus::read(&settings.data, tokenizer, stop)?;
         let (file, text) = config_text(&settings, from.as_ref())?;
         let (config_json, config) = configured(&file, &text, &corpus.vocabulary, from.is_some())?;
         if config.vocab_size < corpus.vocabulary.size() {

@@ -32,9 +32,12 @@ pub enum RunEnd {
         /// Steps that were made.
         step: u64,
     },
+    /// It was asked to stop before it had made a step. It saved nothing; the checkpoint that it continues from is as it was.
+    StoppedBeforeFirstStep,
 }
 
-/// Trains as `settings` say on `backend`, until all steps are made or `stop` is set: then it saves and returns. `free` says how
+/// Trains as `settings` say on `backend`, until all steps are made or `stop` is set: then it saves what steps were made and returns.
+/// Before the first one it returns within about a second, and has written nothing. `free` says how
 /// much memory there is, and is asked before any weight is made. `observe` learns what happens.
 ///
 /// # Errors
@@ -49,13 +52,49 @@ pub fn train(
 ) -> Result<RunEnd> {
     let folder = settings.checkpoint.folder.clone();
     check_writable(&folder)?;
-    let (saved, mut notes) = resumed(&settings)?;
-    let mut prepared = Prepared::new(settings)?;
-    prepared.step.fit(&backend)?;
+    match begin(settings, backend, free, stop) {
+        Err(TrainError::Stopped) => Ok(RunEnd::StoppedBeforeFirstStep),
+        begun => logged(&folder, begun?, stop, observe),
+    }
+}
+
+/// A run before its first step: nothing of it is on disk.
+struct Begun {
+    settings: Settings,
+    /// With the weights on the device. A run that fails while these are made is one that servers of logs learn of.
+    trainer: Result<Trainer>,
+    notes: Vec<String>,
+}
+
+/// Everything in front of the first step that may take long.
+fn begin(
+    settings: Settings,
+    backend: Arc<dyn Backend>,
+    free: &dyn Fn() -> FreeMemory,
+    stop: &AtomicBool,
+) -> Result<Begun> {
+    let (saved, mut notes) = resumed(&settings, stop)?;
+    let mut prepared = Prepared::new(settings, stop)?;
+    prepared.step.fit(&backend, stop)?;
     let programs = Arc::new(ProgramCache::new(backend));
-    notes.extend(prepared.step.admit(&programs, free())?);
-    std::fs::create_dir_all(&folder).map_err(|cause| io_error(&folder, "make the folder", &cause))?;
-    let mut logs = Logs::open(&folder, &prepared.step.settings)?;
+    notes.extend(prepared.step.admit(&programs, free(), stop)?);
+    if prepared.step.settings.train.memory.is_some() {
+        let (recompute, offload) = (prepared.step.recompute, prepared.step.settings.train.offload);
+        notes.push(format!(
+            "to fit into train.memory, the backward pass recomputes {recompute}, and train.offload is {offload}"
+        ));
+    }
+    let settings = prepared.step.settings.clone();
+    match Trainer::new(prepared, programs, saved.as_ref(), stop) {
+        Err(TrainError::Stopped) => Err(TrainError::Stopped),
+        trainer => Ok(Begun { settings, trainer, notes }),
+    }
+}
+
+/// The run from its first step on, between the opening and the closing of its logs.
+fn logged(folder: &Path, begun: Begun, stop: &AtomicBool, observe: &mut dyn FnMut(&TrainEvent)) -> Result<RunEnd> {
+    std::fs::create_dir_all(folder).map_err(|cause| io_error(folder, "make the folder", &cause))?;
+    let mut logs = Logs::open(folder, &begun.settings)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
         let notes = logs.notes().into_iter().map(|text| TrainEvent::Note { text });
         notes.chain([event]).try_for_each(|event| {
@@ -63,11 +102,10 @@ pub fn train(
             logs.write(&event)
         })
     };
-    let end = run(prepared, programs, (saved, notes), stop, &mut logs, &mut tell);
-    // Servers learn of runs that fail while they start, too.
+    let end = run(begun, stop, &mut logs, &mut tell);
     let closed = logs.close(match &end {
         Ok(RunEnd::Finished { .. }) => RunEnded::Finished,
-        Ok(RunEnd::Stopped { .. }) => RunEnded::Stopped,
+        Ok(RunEnd::Stopped { .. } | RunEnd::StoppedBeforeFirstStep) => RunEnded::Stopped,
         Err(_) => RunEnded::Failed,
     });
     // The run's own error says more than one of a log.
@@ -76,40 +114,24 @@ pub fn train(
     closed.and(notes).map(|()| end)
 }
 
-/// The run between the opening and the closing of its logs, from what [`resumed`] found.
-fn run(
-    prepared: Prepared,
-    programs: Arc<ProgramCache>,
-    (saved, notes): (Option<SavedState>, Vec<String>),
-    stop: &AtomicBool,
-    logs: &mut Logs,
-    tell: Tell<'_>,
-) -> Result<RunEnd> {
-    for text in notes {
+fn run(begun: Begun, stop: &AtomicBool, logs: &mut Logs, tell: Tell<'_>) -> Result<RunEnd> {
+    for text in begun.notes {
         tell(logs, TrainEvent::Note { text })?;
     }
-    if prepared.step.settings.train.memory.is_some() {
-        let (recompute, offload) = (prepared.step.recompute, prepared.step.settings.train.offload);
-        let text = format!(
-            "to fit into train.memory, the backward pass recomputes {recompute}, and train.offload is {offload}"
-        );
-        tell(logs, TrainEvent::Note { text })?;
-    }
+    let trainer = begun.trainer?;
+    let prepared = trainer.prepared();
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();
-    let parameters = prepared.step.parameters();
-    let trainer = Trainer::new(prepared, programs, saved.as_ref())?;
-    let step = trainer.progress().step;
+    let (parameters, step) = (prepared.step.parameters(), trainer.progress().step);
     tell(logs, TrainEvent::Started { step, parameters, tokens })?;
-    drop(saved);
     Run::new(trainer, logs).until_end(stop, tell)
 }
 
 /// The checkpoint that `checkpoint.resume` names, and notes about damaged ones.
-fn resumed(settings: &Settings) -> Result<(Option<SavedState>, Vec<String>)> {
+fn resumed(settings: &Settings, stop: &AtomicBool) -> Result<(Option<SavedState>, Vec<String>)> {
     let folder = checkpoints_of(&settings.checkpoint.folder);
     match settings.checkpoint.resume.as_str() {
         "auto" => {
-            let (saved, damaged) = checkpoint::latest(&folder)?;
+            let (saved, damaged) = checkpoint::latest(&folder, stop)?;
             Ok((saved, damaged.iter().map(|error| format!("passed over a checkpoint: {error}")).collect()))
         }
         "never" => match checkpoint::numbered(&folder)?.is_empty() {
@@ -119,7 +141,7 @@ fn resumed(settings: &Settings) -> Result<(Option<SavedState>, Vec<String>)> {
                 Err(TrainError::path(folder, "it holds the checkpoints of a run", remedy))
             }
         },
-        path => Ok((Some(checkpoint::open(Path::new(path))?), Vec::new())),
+        path => Ok((Some(checkpoint::open(Path::new(path), stop)?), Vec::new())),
     }
 }
 
@@ -163,13 +185,17 @@ impl<'a> Run<'a> {
 
     fn until_end(&mut self, stop: &AtomicBool, tell: Tell<'_>) -> Result<RunEnd> {
         let steps = self.settings().train.steps;
-        let mut validation = None;
+        let (mut validation, mut has_stepped) = (None, false);
         while self.trainer.progress().step < steps {
             if stop.load(Ordering::Relaxed) {
+                if !has_stepped {
+                    return Ok(RunEnd::StoppedBeforeFirstStep);
+                }
                 self.save(false, tell)?;
                 self.writer.wait()?;
                 return Ok(RunEnd::Stopped { step: self.trainer.progress().step });
             }
+            has_stepped = true;
             let result = self.trainer.step()?;
             let step = self.trainer.progress().step;
             if let Some(refusal) = result.refusal {
@@ -310,7 +336,7 @@ impl<'a> Run<'a> {
                     return Err(diverged(format!("{refusal}, and the run was rolled back {patience} times")));
                 }
                 self.writer.wait()?;
-                let (saved, _) = checkpoint::latest(self.writer.folder())?;
+                let (saved, _) = checkpoint::latest(self.writer.folder(), &AtomicBool::new(false))?;
                 let Some(saved) = saved else { return Ok(()) };
                 self.trainer.roll_back(&saved)?;
                 self.reported = (Instant::now(), saved.info.step);

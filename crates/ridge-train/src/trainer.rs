@@ -3,12 +3,12 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ridge_engine::{Engine, EngineOptions, Request, Sampling};
 use ridge_graph::passes::{EXPERT_DROPPED, EXPERT_LOAD};
 use ridge_graph::{Builder, DType, Role, Type, passes};
-use ridge_models::{BuildOptions, WeightSource};
-use ridge_runtime::WeightData;
+use ridge_models::BuildOptions;
 use ridge_runtime::{
     BoundSchedule, Bucket, ProgramCache, RuntimeError, ScheduleDriver, Session, StageInputs, StageOutputs,
 };
@@ -18,7 +18,7 @@ use crate::data::{Batch, Batches};
 use crate::error::{Result, TrainError};
 use crate::experts::{ExpertLoads, LayerUse};
 use crate::guard::{LossScale, LossStatistics, Refusal};
-use crate::initial::initial_weight;
+use crate::loading::{load_initial, load_saved};
 use crate::prepare::Prepared;
 use crate::prepared_step::{EVALUATED, KeptState};
 use crate::rate::learning_rate;
@@ -27,6 +27,7 @@ use crate::settings::{Precision, TrainSettings, shown_settings};
 use crate::step::{
     ACCUMULATE, FIRST, GRADIENT_NORM, GRADIENT_SCALE, LEARNING_RATE, LOSS, LOSS_SCALE, REDUCE, UPDATE, UPDATE_NUMBER,
 };
+use crate::stop::check_stop;
 
 /// A run whose weights are on a device.
 pub struct Trainer {
@@ -77,25 +78,39 @@ impl Trainer {
     /// those that the settings name, else initial ones.
     ///
     /// # Errors
-    /// When memory runs out, a checkpoint is of another model or run, or a weight holds what is no number.
-    pub fn new(prepared: Prepared, programs: Arc<ProgramCache>, saved: Option<&SavedState>) -> Result<Self> {
+    /// When memory runs out, a checkpoint is of another model or run, or a weight holds what is no number;
+    /// [`TrainError::Stopped`] when `stop` is set meanwhile.
+    pub fn new(
+        prepared: Prepared,
+        programs: Arc<ProgramCache>,
+        saved: Option<&SavedState>,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
         let settings = &prepared.step.settings;
         let kept = prepared.step.kept_states();
         let fingerprint = prepared.corpus.fingerprint();
         let mut batches = Batches::new(&prepared.corpus, &settings.data, settings.train.seed)?;
         let mut session = Session::sharing(programs);
         session.keep_states_on_host(prepared.step.on_host());
+        if let Some(saved) = saved {
+            check_same_run(&prepared, saved, fingerprint)?;
+        }
+        // Where updates write. All is zeros there, and what begins otherwise is loaded into it.
+        let bindings = prepared.step.bindings()?;
+        for stage in &prepared.step.schedule.stages {
+            check_stop(stop)?;
+            session.allocate_states(&stage.graph, &bindings)?;
+        }
         let mut progress = RunProgress::default();
         match saved {
             Some(saved) => {
-                check_same_run(&prepared, saved, fingerprint)?;
-                load_saved(&mut session, &prepared, &kept, saved)?;
+                load_saved(&mut session, &prepared, &kept, saved, stop)?;
                 progress = restored(&saved.info);
                 batches.seek(saved.info.position.clone())?;
             }
-            None => load_initial(&mut session, &prepared, &kept)?,
+            None => load_initial(&mut session, &prepared, &kept, stop)?,
         }
-        let bindings = prepared.step.bindings()?;
+        check_stop(stop)?;
         let schedule = prepared.step.schedule.bind(&mut session, &bindings)?;
         let evaluate = session.compile(&prepared.step.graph, &EVALUATED)?.bucket(&bindings)?;
         let parts = vec![Batch::default(); settings.train.accumulation];
@@ -282,7 +297,7 @@ impl Trainer {
     /// When it is of another run, or the device fails.
     pub fn roll_back(&mut self, saved: &SavedState) -> Result<()> {
         check_same_run(&self.prepared, saved, self.fingerprint)?;
-        load_saved(&mut self.session, &self.prepared, &self.kept, saved)?;
+        load_saved(&mut self.session, &self.prepared, &self.kept, saved, &AtomicBool::new(false))?;
         let refused = self.progress.losses.refused;
         self.progress = restored(&saved.info);
         self.progress.losses.refused = refused;
@@ -408,80 +423,6 @@ fn restored(info: &CheckpointInfo) -> RunProgress {
         losses: info.losses,
         loss_scale: info.loss_scale,
         best_validation: info.best_validation,
-    }
-}
-
-fn load_saved(session: &mut Session, prepared: &Prepared, kept: &[KeptState], saved: &SavedState) -> Result<()> {
-    for state in kept {
-        let shape = state.ty.shape.as_const().unwrap_or_default();
-        let bytes = saved.tensors.tensor(&state.saved, state.ty.dtype, &shape)?;
-        if state.saved.starts_with("weight.") {
-            load_copy(session, prepared, &state.saved["weight.".len()..], &state.ty.dtype.decode(&bytes))?;
-        }
-        session.load(&state.name, &state.ty, vec![WeightData::Owned(bytes)])?;
-    }
-    Ok(())
-}
-
-fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) -> Result<()> {
-    let source = match &prepared.from {
-        Some(files) => {
-            let checkpoint = Arc::new(prepared.step.config.arrange(files.checkpoint()?)?);
-            // Also requires that its tensors are the weights.
-            WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&prepared.step.graph, None)?;
-            Some((files.to_string(), checkpoint))
-        }
-        None => None,
-    };
-    let settings = &prepared.step.settings;
-    for state in kept {
-        let shape = state.ty.shape.as_const().unwrap_or_default();
-        let weight = state.saved.strip_prefix("weight.").or_else(|| state.saved.strip_prefix("ema."));
-        let bytes = match (weight, state.fill) {
-            (None, fill) => vec![fill.unwrap_or(0); shape.iter().product::<usize>() * state.ty.dtype.size_bytes()],
-            (Some(name), _) => {
-                let values: Vec<f64> = match &source {
-                    Some((file, checkpoint)) => trained_values(file, checkpoint, name)?,
-                    None => initial_weight(&prepared.step.config, &settings.model, settings.train.seed, name, &shape)
-                        .into_iter()
-                        .map(f64::from)
-                        .collect(),
-                };
-                if state.saved.starts_with("weight.") {
-                    load_copy(session, prepared, name, &values)?;
-                }
-                state.ty.dtype.encode(values)
-            }
-        };
-        session.load(&state.name, &state.ty, vec![WeightData::Owned(bytes)])?;
-    }
-    Ok(())
-}
-
-/// The copy of fewer bits that the forward pass reads, if weights have one.
-fn load_copy(session: &mut Session, prepared: &Prepared, name: &str, values: &[f64]) -> Result<()> {
-    if !prepared.step.settings.train.precision.has_masters() {
-        return Ok(());
-    }
-    let Some(arg) = prepared.step.graph.args(Role::Weight).find(|arg| *arg.name == *name) else { return Ok(()) };
-    let bytes = arg.ty.dtype.encode(values.iter().copied());
-    Ok(session.load(&arg.name, &arg.ty, vec![WeightData::Owned(bytes)])?)
-}
-
-/// The elements of a published weight.
-fn trained_values(file: &str, checkpoint: &ridge_files::Checkpoint, name: &str) -> Result<Vec<f64>> {
-    if checkpoint.format(name).is_some() {
-        let remedy = "convert it to a folder of plain weights with ridge convert, and train on that";
-        return Err(TrainError::path(file, format!("its weight {name} is quantised"), remedy));
-    }
-    let dtype = checkpoint.dtype(name).unwrap_or(DType::F32);
-    let values = dtype.decode(checkpoint.bytes(name)?.as_ref());
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(at) => {
-            let problem = format!("its weight {name} holds {} at element {at}", values[at]);
-            Err(TrainError::path(file, problem, "download it again, or continue from another checkpoint"))
-        }
-        None => Ok(values),
     }
 }
 

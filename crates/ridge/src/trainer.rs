@@ -110,9 +110,10 @@ impl Trainer {
     /// # Errors
     /// When data, model or device cannot be used.
     pub fn plan(&self) -> Result<TrainPlan> {
-        let mut prepared = Prepared::new(self.settings.clone())?;
+        let stop = AtomicBool::new(false);
+        let mut prepared = Prepared::new(self.settings.clone(), &stop)?;
         let device = OpenDevice::open(&self.placement)?;
-        prepared.step.fit(&device.backend)?;
+        prepared.step.fit(&device.backend, &stop)?;
         let programs = ProgramCache::new(device.backend);
         let memory = prepared.step.memory(&programs)?;
         let states = [MemoryOwner::States, MemoryOwner::HostStates].map(|owner| memory.get(owner));
@@ -130,7 +131,8 @@ impl Trainer {
         })
     }
 
-    /// Trains until all steps are made or `stop` is set, when it saves and returns. `observe` learns what happens.
+    /// Trains until all steps are made or `stop` is set, when it saves and returns; before the first step it returns without having
+    /// written anything. `observe` learns what happens.
     ///
     /// # Errors
     /// When data, model, device or a checkpoint cannot be used, the run does not fit into memory, or the loss diverges. Complete

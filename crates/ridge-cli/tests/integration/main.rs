@@ -34,5 +34,6 @@ mod tokenize;
 mod train;
 mod train_memory;
 mod train_servers;
+mod train_start;
 mod train_stories;
 mod worked;

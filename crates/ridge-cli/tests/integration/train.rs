@@ -99,25 +99,6 @@ fn sigterm_saves_and_exits() {
     assert_eq!(folder.file("run/checkpoints").read_dir().unwrap().count(), 1);
 }
 
-/// A model that no machine has memory for.
-const VAST: &str = r#"{"model_type": "llama", "hidden_size": 524288, "intermediate_size": 1048576, "num_hidden_layers": 2,
-    "num_attention_heads": 64, "num_key_value_heads": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": false}"#;
-
-#[test]
-fn a_run_that_does_not_fit_into_memory_is_refused_before_anything_is_made() {
-    let folder = folder(2, 0);
-    folder.write("config.json", VAST);
-    let began = Instant::now();
-    let refused = ridge(&["train", &run_file(&folder), "-t", "1"]);
-    assert_eq!(refused.code, 1, "{}", refused.stderr);
-    for wanted in ["the run needs ", " TiB of memory, ", " is available to this process: weights, gradients and optimizer take "] {
-        assert!(refused.stderr.contains(wanted), "{}", refused.stderr);
-    }
-    assert!(refused.stderr.contains("optimizer.name = \"adamw8bit\""), "{}", refused.stderr);
-    assert!(began.elapsed() < Duration::from_secs(30) && !folder.file("run").exists());
-}
-
 #[test]
 fn a_dry_run_prints_settings_that_are_a_configuration_and_trains_nothing() {
     let folder = folder(7, 1);

@@ -1,6 +1,7 @@
 //! `train.memory` on a GPU that need not be there.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ridge_cuda::PlannedGpu;
 use ridge_hw::spec::DeviceSpec;
@@ -40,7 +41,7 @@ fn fitted(gpu: &str, length: usize, share: f64) -> (String, Offload) {
     let mut within = settings(length);
     within.train.memory = Some(Bytes(budget as u64));
     let mut step = PreparedStep::new(within, model(8)).expect("is built");
-    step.fit(&backend).expect("fits");
+    step.fit(&backend, &AtomicBool::new(false)).expect("fits");
     let needed = memory(&step).on_device() as f64;
     let (recompute, offload) = (step.recompute.to_string(), step.settings.train.offload);
     let gib = |bytes: f64| bytes / f64::from(1 << 30);

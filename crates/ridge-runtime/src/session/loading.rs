@@ -145,6 +145,11 @@ impl Session {
             return Err(param.error(why.into()));
         }
         let (offsets, bytes) = component_offsets(ty, &Bindings::new())?;
+        if let ([part], 1) = (parts, offsets.len())
+            && part.bytes().len() == bytes
+        {
+            return self.backend.write(buffer, part.bytes());
+        }
         let mut whole = vec![0; bytes];
         let mut ends = offsets.iter().skip(1).chain([&bytes]);
         for (offset, part) in offsets.iter().zip(parts) {

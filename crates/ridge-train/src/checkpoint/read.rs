@@ -1,6 +1,7 @@
 //! Finding and opening checkpoints.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use super::info::{CheckpointInfo, FORMAT, INFO_FILE, STATE_FILE};
 use super::tensors::TensorFile;
@@ -34,8 +35,8 @@ pub fn numbered(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
 /// Opens the checkpoint in the folder `path`.
 ///
 /// # Errors
-/// When it is none, damaged, or of another format.
-pub fn open(path: &Path) -> Result<SavedState> {
+/// When it is none, damaged, or of another format; [`TrainError::Stopped`] when `stop` is set meanwhile.
+pub fn open(path: &Path, stop: &AtomicBool) -> Result<SavedState> {
     let file = path.join(INFO_FILE);
     if !file.is_file() {
         let remedy = "give the folder of a checkpoint, such as run/checkpoints/step-00001000";
@@ -49,7 +50,7 @@ pub fn open(path: &Path) -> Result<SavedState> {
         let problem = format!("it has the format {}, and {FORMAT} is read", info.format);
         return Err(TrainError::path(&file, problem, remedy));
     }
-    let tensors = TensorFile::open(&path.join(STATE_FILE), &info.sha256)?;
+    let tensors = TensorFile::open(&path.join(STATE_FILE), &info.sha256, stop)?;
     let tokenizer = path.join("tokenizer.json");
     let tokenizer =
         std::fs::read_to_string(&tokenizer).map_err(|cause| io_error(&tokenizer, "read the vocabulary", &cause))?;
@@ -59,14 +60,15 @@ pub fn open(path: &Path) -> Result<SavedState> {
 /// The most recent checkpoint of a folder that is whole, and why more recent ones are not.
 ///
 /// # Errors
-/// When there are some and none is whole.
-pub fn latest(folder: &Path) -> Result<(Option<SavedState>, Vec<TrainError>)> {
+/// When there are some and none is whole; [`TrainError::Stopped`] when `stop` is set meanwhile.
+pub fn latest(folder: &Path, stop: &AtomicBool) -> Result<(Option<SavedState>, Vec<TrainError>)> {
     let mut all = numbered(folder)?;
     all.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
     let mut damaged = Vec::new();
     for (_, path) in all {
-        match open(&path) {
+        match open(&path, stop) {
             Ok(state) => return Ok((Some(state), damaged)),
+            Err(TrainError::Stopped) => return Err(TrainError::Stopped),
             Err(error) => damaged.push(error),
         }
     }

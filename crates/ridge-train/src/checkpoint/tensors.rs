@@ -1,16 +1,23 @@
 //! Files of tensors in the safetensors format, written with a checksum.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ridge_files::MappedFile;
 use ridge_graph::DType;
-use safetensors::SafeTensors;
+use ridge_runtime::WeightData;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Result, TrainError, io_error};
+use crate::stop::check_stop;
 
 /// A tensor with its name.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,53 +88,62 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
 
 /// A file of tensors that was verified.
 pub struct TensorFile {
-    bytes: MappedFile,
-    path: std::path::PathBuf,
+    bytes: Arc<MappedFile>,
+    path: PathBuf,
+    /// By name: shape, and where the elements are.
+    tensors: HashMap<String, (Dtype, Vec<usize>, Range<usize>)>,
 }
+
+/// Bytes that are hashed before it is looked whether the run is to stop.
+const HASHED: usize = 1 << 24;
 
 impl TensorFile {
     /// Opens the file, if its SHA-256 is this.
     ///
     /// # Errors
-    /// When it cannot be read, or is damaged.
-    pub fn open(path: &Path, sha256: &str) -> Result<Self> {
+    /// When it cannot be read, or is damaged; [`TrainError::Stopped`] when `stop` is set meanwhile.
+    pub fn open(path: &Path, sha256: &str, stop: &AtomicBool) -> Result<Self> {
         let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the tensors", &cause))?;
-        let found = hexadecimal(&Sha256::digest(&*bytes));
+        let mut hash = Sha256::new();
+        for part in bytes.chunks(HASHED) {
+            check_stop(stop)?;
+            hash.update(part);
+        }
+        let found = hexadecimal(&hash.finalize());
         if found != sha256 {
             let problem = format!("it is damaged: its SHA-256 is {found}, and was {sha256} when it was written");
             let remedy = "continue from an older checkpoint, named with checkpoint.resume";
             return Err(TrainError::path(path, problem, remedy));
         }
-        let file = Self { bytes, path: path.to_owned() };
-        file.parsed()?;
-        Ok(file)
+        let wrong = |error| {
+            let problem = format!("it is no file of tensors: {error}");
+            TrainError::path(path, problem, "continue from another checkpoint")
+        };
+        let parsed = SafeTensors::deserialize(&bytes).map_err(wrong)?;
+        let place = |view: &TensorView<'_>| {
+            let begin = view.data().as_ptr().addr() - bytes.as_ptr().addr();
+            begin..begin + view.data().len()
+        };
+        let entry =
+            |(name, view): (String, TensorView<'_>)| (name, (view.dtype(), view.shape().to_vec(), place(&view)));
+        let tensors = parsed.tensors().into_iter().map(entry).collect();
+        Ok(Self { bytes: Arc::new(bytes), path: path.to_owned(), tensors })
     }
 
-    fn parsed(&self) -> Result<SafeTensors<'_>> {
-        SafeTensors::deserialize(&self.bytes).map_err(|error| {
-            TrainError::path(
-                &self.path,
-                format!("it is no file of tensors: {error}"),
-                "continue from another checkpoint",
-            )
-        })
-    }
-
-    /// The bytes of the tensor `name`, of this dtype and shape.
+    /// The bytes of the tensor `name`, of this dtype and shape, in the mapped file.
     ///
     /// # Errors
     /// When there is none, or it is of another dtype or shape.
-    pub fn tensor(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<Vec<u8>> {
+    pub fn tensor(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<WeightData> {
         let remedy = "continue with the model and optimizer that the checkpoint was made with";
-        let parsed = self.parsed()?;
-        let Ok(view) = parsed.tensor(name) else {
+        let Some((stored, extents, place)) = self.tensors.get(name) else {
             return Err(TrainError::path(&self.path, format!("it has no tensor {name}"), remedy));
         };
         let elements: usize = shape.iter().product();
-        if view.shape() != shape || view.data().len() != elements * dtype.size_bytes() {
-            let problem = format!("{name} is {:?}{:?}, and {dtype}{shape:?} is needed", view.dtype(), view.shape());
+        if extents != shape || place.len() != elements * dtype.size_bytes() {
+            let problem = format!("{name} is {stored:?}{extents:?}, and {dtype}{shape:?} is needed");
             return Err(TrainError::path(&self.path, problem, remedy));
         }
-        Ok(view.data().to_vec())
+        Ok(WeightData::Shared(Arc::clone(&self.bytes) as _, place.clone()))
     }
 }

@@ -1,5 +1,7 @@
 //! Sequences of a fixed number of tokens, in an order that depends on seed and number alone, as the inputs of a step.
 
+use std::sync::atomic::AtomicBool;
+
 use serde::{Deserialize, Serialize};
 
 use super::documents::{DocumentFile, FileKind, files_of};
@@ -8,6 +10,7 @@ use super::tokens::{ShardIndex, Tokens};
 use super::vocabulary::{Vocabulary, VocabularyChoice};
 use crate::error::{Result, TrainError};
 use crate::settings::{DataSettings, Packing};
+use crate::stop::check_stop;
 
 /// What is trained on and what losses are measured on, as tokens.
 pub struct Corpus {
@@ -31,14 +34,15 @@ impl Corpus {
     /// Reads all data. `tokenizer` is the vocabulary of the model that is trained on, for settings that name none.
     ///
     /// # Errors
-    /// When a file cannot be read, has no tokens, or does not fit the vocabulary.
-    pub fn read(settings: &DataSettings, tokenizer: Option<Vocabulary>) -> Result<Self> {
-        let open =
-            |paths: &[std::path::PathBuf]| paths.iter().map(|path| Source::open(path)).collect::<Result<Vec<_>>>();
+    /// When a file cannot be read, has no tokens, or does not fit the vocabulary; [`TrainError::Stopped`] when `stop` is set
+    /// meanwhile.
+    pub fn read(settings: &DataSettings, tokenizer: Option<Vocabulary>, stop: &AtomicBool) -> Result<Self> {
+        let open_one = |path: &std::path::PathBuf| check_stop(stop).and_then(|()| Source::open(path));
+        let open = |paths: &[std::path::PathBuf]| paths.iter().map(open_one).collect::<Result<Vec<_>>>();
         let (train, validation) = (open(&settings.train)?, open(&settings.validation)?);
-        let vocabulary = vocabulary(settings, tokenizer, &train, &validation)?;
+        let vocabulary = vocabulary(settings, tokenizer, &train, &validation, stop)?;
         let tokens = |source: &Source, key: &str, path: &std::path::Path| {
-            let tokens = source.tokens(&vocabulary, &settings.text_field)?;
+            let tokens = source.tokens(&vocabulary, &settings.text_field, stop)?;
             if tokens.is_empty() {
                 return Err(TrainError::path(path, "it has no tokens", format!("take it out of {key}, or fill it")));
             }
@@ -122,7 +126,7 @@ impl Source {
     }
 
     /// Each document's tokens, then the token that ends it where there is more than one document.
-    fn tokens(&self, vocabulary: &Vocabulary, field: &str) -> Result<Tokens> {
+    fn tokens(&self, vocabulary: &Vocabulary, field: &str, stop: &AtomicBool) -> Result<Tokens> {
         let files = match self {
             Self::Tokens(tokens) => return Ok(tokens.clone()),
             Self::Texts(files) => files,
@@ -131,6 +135,7 @@ impl Source {
         let is_one_text = is_one_text(files);
         for file in files {
             file.each(field, |text| {
+                check_stop(stop)?;
                 vocabulary.encode(&file.name(), text, &mut ids)?;
                 ids.extend(vocabulary.end_of_text().filter(|_| !is_one_text));
                 Ok(())
@@ -149,6 +154,7 @@ fn vocabulary(
     tokenizer: Option<Vocabulary>,
     train: &[Source],
     validation: &[Source],
+    stop: &AtomicBool,
 ) -> Result<Vocabulary> {
     let choice = match (&settings.vocabulary, tokenizer) {
         (None, Some(tokenizer)) => return Ok(tokenizer),
@@ -171,6 +177,7 @@ fn vocabulary(
                     // Only what characters there are is kept.
                     let mut found = std::collections::BTreeSet::new();
                     file.each(&settings.text_field, |text| {
+                        check_stop(stop)?;
                         found.extend(text.chars());
                         Ok(())
                     })?;

@@ -6,10 +6,10 @@ use ridge_train::log::TrainEvent;
 use ridge_train::settings::Settings;
 use ridge_train::{FreeMemory, Prepared, PreparedStep, TrainError};
 
-use crate::common::{cpu, deep, folder, run, run_within, settings};
+use crate::common::{NEVER, cpu, deep, folder, run, run_within, settings};
 
 fn step(settings: Settings) -> (PreparedStep, ProgramCache) {
-    (Prepared::new(settings).expect("prepares").step, ProgramCache::new(cpu(1)))
+    (Prepared::new(settings, &NEVER).expect("prepares").step, ProgramCache::new(cpu(1)))
 }
 
 fn shared(bytes: usize) -> FreeMemory {
@@ -21,7 +21,7 @@ fn separate(device: usize, host: usize) -> FreeMemory {
 }
 
 fn refused(step: &PreparedStep, programs: &ProgramCache, free: FreeMemory) -> String {
-    match step.admit(programs, free) {
+    match step.admit(programs, free, &NEVER) {
         Err(error @ TrainError::Memory(_)) => error.to_string(),
         other => panic!("{free:?}: {other:?}"),
     }
@@ -38,12 +38,11 @@ fn a_run_is_admitted_by_the_byte() {
     let memory = step.memory(&programs).expect("compiles");
     let (all, states) = (memory.on_device(), memory.get(MemoryOwner::States));
     assert_eq!(memory.on_host(), 0);
-    step.admit(&programs, shared(all)).expect("fits");
-    step.admit(&programs, FreeMemory::Shared(None)).expect("is not known to lack anything");
+    step.admit(&programs, shared(all), &NEVER).expect("fits");
+    step.admit(&programs, FreeMemory::Shared(None), &NEVER).expect("is not known to lack anything");
     let text = refused(&step, &programs, shared(all - 1));
     let needed = format!("the run needs {} of memory, 1 B more than the ", Bytes(all as u64));
-    let of_what =
-        format!("optimizer take {}, activations {};", Bytes(states as u64), Bytes((all - states) as u64));
+    let of_what = format!("optimizer take {}, activations {};", Bytes(states as u64), Bytes((all - states) as u64));
     has_all(&text, &[&needed, &of_what, "train.memory = \"", "train.recomputation = \"full\"", "\"adamw8bit\""]);
     has_all(&text, &["lower train.batch_size or data.sequence_length"]);
     assert!(!text.contains("train.offload"), "both memories are one: {text}");
@@ -62,14 +61,14 @@ fn what_is_offloaded_counts_as_memory_of_the_host() {
     let memory = step.memory(&programs).expect("compiles");
     let (device, host) = (memory.on_device(), memory.on_host());
     assert!(memory.get(MemoryOwner::HostStates) > 0 && memory.get(MemoryOwner::HostWorkspace) > 0);
-    step.admit(&programs, separate(device, host)).expect("fits");
+    step.admit(&programs, separate(device, host), &NEVER).expect("fits");
     let text = refused(&step, &programs, separate(device - 1, usize::MAX / 2));
     has_all(&text, &["of device memory, 1 B more"]);
     assert!(!text.contains("train.offload"), "all is offloaded: {text}");
     let text = refused(&step, &programs, separate(usize::MAX / 2, host - 1));
     has_all(&text, &["of host memory, 1 B more", "offload less with train.offload = \"optimizer\""]);
     // On a CPU both are in one memory.
-    step.admit(&programs, shared(device + host)).expect("fits");
+    step.admit(&programs, shared(device + host), &NEVER).expect("fits");
     has_all(&refused(&step, &programs, shared(device + host - 1)), &["of memory, 1 B more"]);
 }
 
@@ -80,8 +79,8 @@ fn a_checkpoint_that_will_not_fit_is_announced() {
     let all = step.memory(&programs).expect("compiles").on_device();
     // Weights and two moments in f32.
     let copy = 12 * step.parameters() as usize;
-    assert_eq!(step.admit(&programs, shared(all + copy)).expect("fits"), Vec::<String>::new());
-    let notes = step.admit(&programs, shared(all + copy - 1)).expect("fits");
+    assert_eq!(step.admit(&programs, shared(all + copy), &NEVER).expect("fits"), Vec::<String>::new());
+    let notes = step.admit(&programs, shared(all + copy - 1), &NEVER).expect("fits");
     has_all(&notes.join(" "), &["warning: while a checkpoint is written", &Bytes(copy as u64).to_string()]);
 }
 

@@ -17,6 +17,9 @@ const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 32, "intermediate_
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": false}"#;
 
+/// A run that is not asked to stop.
+pub(crate) static NEVER: AtomicBool = AtomicBool::new(false);
+
 /// A folder with `gpt2.json`, `llama.json` and `text.txt`.
 pub(crate) fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("is made");

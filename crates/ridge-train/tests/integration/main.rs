@@ -10,3 +10,4 @@ mod mup;
 mod optimisers;
 mod precision;
 mod runs;
+mod stopping;

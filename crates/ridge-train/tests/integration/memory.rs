@@ -10,7 +10,7 @@ use ridge_runtime::{
 use ridge_train::settings::Offload;
 use ridge_train::{Prepared, TrainError, Trainer};
 
-use crate::common::{cpu, deep, folder, settings};
+use crate::common::{NEVER, cpu, deep, folder, settings};
 
 #[test]
 fn a_run_allocates_what_was_predicted() {
@@ -29,12 +29,12 @@ fn a_run_allocates_what_was_predicted() {
         let dir = folder();
         deep(dir.path(), 8);
         let settings = settings(dir.path(), model, keys);
-        let prepared = Prepared::new(settings).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
+        let prepared = Prepared::new(settings, &NEVER).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
         let backend = cpu(2);
         let idle = backend.memory().live.on_device();
         let predicted = prepared.step.memory(&ProgramCache::new(cpu(2))).expect("compiles");
         let programs = Arc::new(ProgramCache::new(backend.clone()));
-        let mut trainer = Trainer::new(prepared, programs, None).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
+        let mut trainer = Trainer::new(prepared, programs, None, &NEVER).unwrap_or_else(|e| panic!("{keys:?}: {e}"));
         for _ in 0..3 {
             trainer.step().expect("steps");
         }
@@ -68,11 +68,11 @@ fn a_run_allocates_what_was_predicted() {
 fn trained(keys: &[(&str, &str)]) -> (Vec<u64>, [usize; 2], MemorySnapshot) {
     let dir = folder();
     deep(dir.path(), 8);
-    let prepared = Prepared::new(settings(dir.path(), "deep.json", keys)).expect("prepares");
+    let prepared = Prepared::new(settings(dir.path(), "deep.json", keys), &NEVER).expect("prepares");
     let backend = cpu(2);
     let programs = Arc::new(ProgramCache::new(backend.clone()));
     let snapshot = prepared.step.snapshot(&programs).expect("compiles");
-    let mut trainer = Trainer::new(prepared, programs, None).expect("binds");
+    let mut trainer = Trainer::new(prepared, programs, None, &NEVER).expect("binds");
     let losses = (0..4).map(|_| trainer.step().expect("steps").loss.to_bits()).collect();
     let live = backend.memory().live;
     (losses, [live.on_device(), live.on_host()], snapshot)
@@ -118,7 +118,7 @@ fn gradients_take_no_memory_of_a_step_behind_their_layer() {
         let dir = folder();
         deep(dir.path(), layers);
         let keys = [("train.recomputation", "full"), ("train.accumulation", accumulation), ("train.batch_size", "1")];
-        let prepared = Prepared::new(settings(dir.path(), "deep.json", &keys)).expect("prepares");
+        let prepared = Prepared::new(settings(dir.path(), "deep.json", &keys), &NEVER).expect("prepares");
         let snapshot = prepared.step.snapshot(&ProgramCache::new(cpu(1))).expect("compiles");
         let elements =
             |name: &str| snapshot.weights.iter().filter(|of| of.name.contains(name)).map(|of| of.bytes).sum::<usize>();
@@ -185,10 +185,10 @@ fn a_budget_is_met_by_what_costs_least() {
     // What a step recomputes and offloads, and its bytes, by a link of this rate, if that is above 0.
     let fitted = |bytes_per_second: f64, keys: &[(&str, &str)]| {
         let keys = [&[("train.batch_size", "16")], keys].concat();
-        let mut step = Prepared::new(settings(dir.path(), "deep.json", &keys)).expect("prepares").step;
+        let mut step = Prepared::new(settings(dir.path(), "deep.json", &keys), &NEVER).expect("prepares").step;
         let linked = || Arc::new(Linked { cpu: Arc::clone(&cpu), bytes_per_second });
         let backend: Arc<dyn Backend> = if bytes_per_second > 0.0 { linked() } else { Arc::clone(&cpu) };
-        step.fit(&backend)?;
+        step.fit(&backend, &NEVER)?;
         let bytes = step.memory(&ProgramCache::new(backend)).expect("compiles").on_device();
         Ok::<_, TrainError>((step.recompute.to_string(), step.settings.train.offload, bytes))
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ridge_runtime::{Bucket, ProgramCache};
 use ridge_train::{Prepared, Trainer};
 
-use crate::common::{cpu, folder, settings};
+use crate::common::{NEVER, cpu, folder, settings};
 
 const WIDTHS: [usize; 4] = [64, 128, 256, 512];
 const STEPS: usize = 3;
@@ -35,10 +35,11 @@ fn changes(dir: &Path, width: usize, base: usize) -> [f64; 2] {
         ("optimizer.warmup", "0"),
         ("optimizer.learning_rate", "2e-4"),
     ];
-    let prepared = Prepared::new(settings(dir, &model, &keys)).unwrap_or_else(|e| panic!("{e}"));
+    let prepared = Prepared::new(settings(dir, &model, &keys), &NEVER).unwrap_or_else(|e| panic!("{e}"));
     let graph = prepared.step.graph.clone();
     let bindings = prepared.step.bindings().unwrap_or_else(|e| panic!("{e}"));
-    let mut trainer = Trainer::new(prepared, Arc::new(ProgramCache::new(cpu(2))), None).unwrap_or_else(|e| panic!("{e}"));
+    let mut trainer =
+        Trainer::new(prepared, Arc::new(ProgramCache::new(cpu(2))), None, &NEVER).unwrap_or_else(|e| panic!("{e}"));
     let outputs = ["hidden", "all_logits"];
     let mut bucket =
         trainer.session().compile(&graph, &outputs).and_then(|c| c.bucket(&bindings)).unwrap_or_else(|e| panic!("{e}"));
@@ -93,7 +94,7 @@ fn what_mup_has_no_rule_for_is_refused() {
     let dir = folder();
     let error = |model: &str, keys: &[(&str, &str)]| {
         let keys = [&[("model.mup_base_width", "16")], keys].concat();
-        Prepared::new(settings(dir.path(), model, &keys)).err().expect("is refused").to_string()
+        Prepared::new(settings(dir.path(), model, &keys), &NEVER).err().expect("is refused").to_string()
     };
     let text = error("gpt2.json", &[]);
     assert!(text.contains("set tie_word_embeddings to false"), "{text}");

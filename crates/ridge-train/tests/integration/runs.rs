@@ -7,7 +7,7 @@ use ridge_train::settings::Settings;
 use ridge_train::{Prepared, RunEnd};
 use serde_json::json;
 
-use crate::common::{checkpoint, cpu, deep, folder, run, run_on, settings, state};
+use crate::common::{NEVER, checkpoint, cpu, deep, folder, run, run_on, settings, state};
 
 fn without_run(dir: &std::path::Path) {
     std::fs::remove_dir_all(dir.join("run")).expect("is there");
@@ -124,8 +124,8 @@ fn recomputed_activations_take_less_memory_and_losses_stay() {
     let with = |keys: &[(&str, &str)]| settings(dir.path(), "deep.json", keys);
     let backend = cpu(2);
     let workspace = |keys: &[(&str, &str)]| {
-        let mut prepared = Prepared::new(with(keys))?;
-        prepared.step.fit(&backend)?;
+        let mut prepared = Prepared::new(with(keys), &NEVER)?;
+        prepared.step.fit(&backend, &NEVER)?;
         let memory = prepared.step.memory(&ProgramCache::new(backend.clone()))?;
         let [all, states] = [memory.on_device(), memory.get(MemoryOwner::States)].map(|bytes| bytes as u64);
         Ok::<_, ridge_train::TrainError>((prepared.step.recompute.to_string(), all, all - states))

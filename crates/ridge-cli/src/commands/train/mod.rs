@@ -2,10 +2,9 @@
 
 mod args;
 mod plan;
+mod signals;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use ridge::train::{RunEnd, StepReport, TrainEvent, Trainer};
@@ -13,19 +12,19 @@ use ridge_hw::units::Bytes;
 use ridge_serve::{ReservedAddress, RunPage};
 use ridge_train::settings::shown_settings;
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
 use crate::args::DeviceArgs;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::output::{count, grouped, note, print};
 use crate::snapshot;
 use args::KeyArgs;
+use signals::Signals;
 
 /// Train a model
 ///
 /// From scratch by a config.json, or further from weights. Each key of the configuration file is also a flag, which takes
 /// precedence: --optimizer.learning_rate 1e-3 is learning_rate in the section `[optimizer]`. SIGTERM, SIGUSR1 and Ctrl-C
-/// save a checkpoint and exit.
+/// save a checkpoint and exit; before the first step they exit without writing anything. A second Ctrl-C exits at once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -34,7 +33,7 @@ Examples:
   ridge train run.toml --train.steps 100           overrides the steps
   ridge train run.toml --dry-run                   shows memory and precision
 
-Exit codes: 0 done or stopped by a signal, 1 failed, 2 usage error.")]
+Exit codes: 0 done or stopped by a signal, 1 failed, 2 usage error, 130 ended by a second Ctrl-C.")]
 pub(crate) struct TrainArgs {
     /// Configuration file (TOML)
     #[arg(value_name = "CONFIG")]
@@ -67,13 +66,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         }
         return print(&plan::text(&plan));
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGUSR1, SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Error::Signal)?;
-    }
+    let signals = Signals::register()?;
     let page = page(trainer.settings().log.page.as_deref())?;
     let mut printed = Ok(());
-    let end = trainer.run(&stop, |event| {
+    let end = trainer.run(&signals.stop, |event| {
+        if matches!(event, TrainEvent::Started { .. }) {
+            signals.started();
+        }
         if let Some(page) = &page {
             page.add(event.json());
         }
@@ -86,6 +85,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         RunEnd::Finished { .. } => Ok(()),
         RunEnd::Stopped { step } => {
             note(&format!("stopped behind step {step} and saved; --checkpoint.resume auto continues from there"));
+            Ok(())
+        }
+        RunEnd::StoppedBeforeFirstStep => {
+            signals.stopped_before_first_step();
             Ok(())
         }
     }
