@@ -225,7 +225,15 @@ fn mistakes_of_use_have_exit_code_2_and_say_what_to_do() {
     let folder = folder(3, 1);
     let file = run_file(&folder);
     for (args, wanted) in [
-        (vec!["train"], "model.config = nothing: is missing; give a config.json to train from scratch"),
+        (
+            vec!["train"],
+            "CONFIG is missing: give a TOML file that says which model to train ([model]), on which text ([data])",
+        ),
+        (vec!["train"], "docs/training.md begins with one, and `ridge train --help` lists all keys"),
+        (
+            vec!["train", "-t", "1", "--train.steps", "2"],
+            "model.config = nothing: is missing; give a config.json to train",
+        ),
         (vec!["train", &file, "--train.precision", "f8"], "train.precision = \"f8\": unknown variant `f8`"),
         (vec!["train", &file, "--optimizer.beta1", "2"], "must be at least 0 and below 1"),
         (vec!["train", &file, "--log.page", "7070"], "log.page = 7070: must be host:port, such as 127.0.0.1:7070"),

@@ -154,8 +154,8 @@ pub fn judge(
     layout.check(reading, work.seq, work.global_batch)?;
     let bytes = training_total(reading, layout, work);
     if bytes > has {
-        let mib = |b: f64| (b / 1_048_576.0) as u64;
-        return Err(Reject::Memory { needed_mib: mib(bytes), has_mib: mib(has) });
+        let [needed, has] = [bytes, has].map(|bytes| bytes / 1_048_576.0);
+        return Err(Reject::Memory { needed_mib: needed.ceil() as u64, has_mib: has as u64 });
     }
     Ok(LayoutCandidate { layout: *layout, step: step_time(reading, machine, layout, work), bytes })
 }

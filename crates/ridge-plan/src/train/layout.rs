@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ridge_hw::units::Bytes;
 use serde::Serialize;
 
 use crate::error::PlanError;
@@ -139,9 +140,9 @@ pub enum Reject {
     },
     /// It does not fit.
     Memory {
-        /// Memory needed on the rank with the highest use, in MiB.
+        /// Memory needed on the rank with the highest use, in MiB, rounded up.
         needed_mib: u64,
-        /// Available memory, in MiB.
+        /// Available memory, in MiB, rounded down.
         has_mib: u64,
     },
 }
@@ -178,7 +179,10 @@ impl fmt::Display for Reject {
             Self::ZeroStage => f.write_str("ZeRO stages are 0 to 3"),
             Self::NotOfRidge { what } => write!(f, "Ridge does not train with {what}; leave it out, or --software"),
             Self::Memory { needed_mib, has_mib } => {
-                write!(f, "needs {:.1} GiB per GPU of {:.1}", needed_mib as f64 / 1024.0, has_mib as f64 / 1024.0)
+                let gib = |mib: u64| mib as f64 / 1024.0;
+                // Amounts that are nearly alike read alike; what is lacking does not.
+                let lacking = Bytes::from_mib(needed_mib.saturating_sub(has_mib));
+                write!(f, "needs {:.1} GiB per GPU of {:.1}, {lacking} more than it has", gib(needed_mib), gib(has_mib))
             }
         }
     }
@@ -278,5 +282,16 @@ impl fmt::Display for Layout {
         }
         write!(f, " mb{} zero{} recompute-{}", self.micro_batch, self.zero, self.recompute)?;
         if self.sequence_parallel { f.write_str(" sp") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_that_read_alike_are_told_apart_by_their_difference() {
+        let text = Reject::Memory { needed_mib: 76_731, has_mib: 76_719 }.to_string();
+        assert_eq!(text, "needs 74.9 GiB per GPU of 74.9, 12 MiB more than it has");
     }
 }

@@ -14,7 +14,7 @@ use ridge_train::settings::shown_settings;
 use serde_json::json;
 
 use crate::args::DeviceArgs;
-use crate::error::Result;
+use crate::error::{Result, refused};
 use crate::output::{count, grouped, note, print};
 use crate::snapshot;
 use args::KeyArgs;
@@ -54,7 +54,15 @@ pub(crate) struct TrainArgs {
     keys: KeyArgs,
 }
 
+/// What is said to those who type `ridge train` alone.
+const NO_CONFIGURATION: &str = "give a TOML file that says which model to train ([model]), on which text ([data]) and for how many \
+                                steps ([train]), as in `ridge train run.toml`; docs/training.md begins with one, and \
+                                `ridge train --help` lists all keys, each of which is a flag as well";
+
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
+    if args.config.is_none() && args.keys.0.is_empty() {
+        return Err(refused("CONFIG", "is missing", NO_CONFIGURATION));
+    }
     let mut trainer = Trainer::from_file(args.config.as_deref(), &args.keys.0)?.on(args.device.placement());
     if args.dry_run {
         print(&shown_settings(trainer.settings()))?;

@@ -173,8 +173,12 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
         }
         None => {
             let least = choices.iter().map(Timed::device).min().unwrap_or(0);
-            let why =
-                format!("nothing fits: the least is {}, of {} that are usable", Bytes(least), Bytes(usable as u64));
+            let usable = Bytes(usable as u64);
+            let lacking = Bytes(least.saturating_sub(usable.0));
+            let why = format!(
+                "nothing fits: the least is {}, {lacking} more than the {usable} that are usable",
+                Bytes(least)
+            );
             page.blocks.push(PageBlock::Answer(format!(
                 "{why}; use shorter sequences, a smaller micro-batch, or a larger GPU"
             )));
