@@ -9,7 +9,7 @@ use ridge_models::ModelError;
 use ridge_runtime::RuntimeError;
 use ridge_text::TextError;
 
-use crate::admission::MemoryShortage;
+use crate::shortage::MemoryShortage;
 
 /// The result of what the crate does.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
