@@ -36,8 +36,19 @@ pub(crate) enum GemmScales {
     Rows,
 }
 
-/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` and `+ bias[columns]` if asked for; summed in f32,
-/// rounded once.
+/// What is done to a product with its bias before it is rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GemmActivation {
+    /// Nothing.
+    None,
+    /// GELU by the tangent; what it is taken of goes to a matrix of the result's type, too.
+    Gelu,
+    /// It is multiplied by the slope of that at a matrix of the result's type.
+    GeluSlope,
+}
+
+/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` and `+ bias[columns]` if asked for, then `activation`; summed in
+/// f32, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GemmShape {
     pub(crate) rows: usize,
@@ -49,6 +60,7 @@ pub(crate) struct GemmShape {
     pub(crate) result: DType,
     pub(crate) added: bool,
     pub(crate) biased: bool,
+    pub(crate) activation: GemmActivation,
     /// Of x and w.
     pub(crate) scales: GemmScales,
     /// Is x stored as `[depth, rows]`, and w as `[depth, columns]`?
@@ -79,8 +91,13 @@ impl GemmShape {
 
     /// The key under which its algorithm is stored on disk.
     pub(crate) fn key(&self) -> String {
-        let Self { rows, columns, depth, operands, result, added, biased, scales, by_depth } = self;
+        let Self { rows, columns, depth, operands, result, added, biased, activation, scales, by_depth } = self;
         let biased = if *biased { ", biased" } else { "" };
+        let activation = match activation {
+            GemmActivation::None => "",
+            GemmActivation::Gelu => ", gelu",
+            GemmActivation::GeluSlope => ", by the slope of gelu",
+        };
         let scales = match scales {
             GemmScales::None => "",
             GemmScales::Tensor => ", scaled",
@@ -95,7 +112,7 @@ impl GemmShape {
         };
         format!(
             "cublasLt Shape {{ rows: {rows}, columns: {columns}, depth: {depth}, operands: {operands:?}, \
-             result: {result:?}, added: {added}{biased}{scales}{turned} }}"
+             result: {result:?}, added: {added}{biased}{activation}{scales}{turned} }}"
         )
     }
 }
@@ -193,6 +210,8 @@ pub(crate) struct GemmOperands {
     pub(crate) r: Address,
     pub(crate) y: Address,
     pub(crate) bias: Address,
+    /// What GELU is taken of.
+    pub(crate) before: Address,
     /// Of x and of w, where the shape has them.
     pub(crate) scales: [Address; 2],
     pub(crate) workspace: Address,
@@ -276,6 +295,7 @@ pub(crate) struct CublasProduct {
     destroy: [unsafe extern "C" fn(Handle) -> Code; 2],
     added: bool,
     biased: bool,
+    activation: GemmActivation,
     scales: GemmScales,
     set: unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code,
     algorithm: Algorithm,
@@ -327,6 +347,7 @@ impl CublasProduct {
             destroy: [f.desc_destroy, f.layout_destroy],
             added: shape.added,
             biased: shape.biased,
+            activation: shape.activation,
             scales: shape.scales,
             set: f.desc_set,
             algorithm: [0; 8],
@@ -347,14 +368,26 @@ impl CublasProduct {
             // Libraries that do not know it refuse it.
             SCALE_MODES.into_iter().try_for_each(|mode| made.describe(mode, OUTER))?;
         }
-        if shape.biased {
-            // CUBLASLT_MATMUL_DESC_EPILOGUE and CUBLASLT_EPILOGUE_BIAS
+        // CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_DGELU; CUBLASLT_EPILOGUE_BIAS
+        let activation: c_int = match shape.activation {
+            GemmActivation::None => 1,
+            GemmActivation::Gelu => 32 | 128,
+            GemmActivation::GeluSlope => 64 | 128,
+        };
+        let bias: c_int = if shape.biased { 4 } else { 0 };
+        if shape.biased || shape.activation != GemmActivation::None {
+            // CUBLASLT_MATMUL_DESC_EPILOGUE
             const EPILOGUE: c_int = 7;
-            const BIAS: c_int = 4;
-            made.describe(EPILOGUE, BIAS)?;
+            // Without an activation the bias is the whole of it.
+            made.describe(EPILOGUE, if bias > 0 && activation == 1 { bias } else { activation | bias })?;
         }
-        // What is asked for an algorithm looks whether there are scales and a bias, and not at them.
-        made.point([ALIGNED as Address; 2], ALIGNED as Address)?;
+        if shape.activation != GemmActivation::None {
+            // CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
+            const LEADING: c_int = 12;
+            made.describe(LEADING, shape.columns as i64)?;
+        }
+        // What is asked for an algorithm looks whether there are scales, a bias and a further matrix, and not at them.
+        made.point([ALIGNED as Address; 2], ALIGNED as Address, ALIGNED as Address)?;
         let (m, n, k) = (shape.rows as u64, shape.columns as u64, shape.depth as u64);
         let turned = |by_depth: bool, lines: u64| if by_depth { (lines, k) } else { (k, lines) };
         let (w, x) = (turned(w_by_depth, n), turned(x_by_depth, m));
@@ -368,8 +401,13 @@ impl CublasProduct {
         Ok(made)
     }
 
-    /// Says where the scales of x and of w and the bias are, if the product has some.
-    fn point(&self, [x, w]: [Address; 2], bias: Address) -> Result<()> {
+    /// Says where the scales of x and of w, the bias and what GELU is taken of are, if the product has some.
+    fn point(&self, [x, w]: [Address; 2], bias: Address, before: Address) -> Result<()> {
+        // CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER
+        const BEFORE: c_int = 11;
+        if self.activation != GemmActivation::None {
+            self.describe(BEFORE, before)?;
+        }
         // CUBLASLT_MATMUL_DESC_BIAS_POINTER
         const BIAS: c_int = 8;
         if self.biased {
@@ -441,7 +479,7 @@ impl CublasProduct {
         let (alpha, beta) = (1.0f32, f32::from(u8::from(self.added)));
         let (alpha, beta): (*const c_void, *const c_void) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let r = if self.added { of.r } else { of.y };
-        self.point(of.scales, of.bias)?;
+        self.point(of.scales, of.bias, of.before)?;
         // SAFETY: by the caller's promise; scalars are read before the call returns.
         let code = unsafe {
             (lt.functions.matmul)(
@@ -491,6 +529,7 @@ mod tests {
             result: DType::BF16,
             added: false,
             biased: false,
+            activation: GemmActivation::None,
             scales: GemmScales::None,
             by_depth: [false; 2],
         };

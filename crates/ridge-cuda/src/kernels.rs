@@ -12,6 +12,7 @@ mod convolution;
 mod entry;
 mod experts;
 mod experts_few;
+mod gelu;
 mod grouped_linear;
 mod head_products;
 mod linear;
@@ -100,6 +101,7 @@ impl CudaKernelRegistry {
             convolution::entries(),
             experts::entries(),
             experts_few::entries(),
+            gelu::entries(),
             grouped_linear::entries(),
             head_products::entries(),
             linear::entries(),

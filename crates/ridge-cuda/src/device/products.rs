@@ -4,7 +4,7 @@ use ridge_graph::DType;
 use ridge_runtime::{MemoryOwner, Result, RuntimeError};
 
 use super::{CudaDevice, DeviceMemory};
-use crate::cublaslt::{self, CublasLt, CublasProduct, GemmOperands, GemmShape};
+use crate::cublaslt::{self, CublasLt, CublasProduct, GemmActivation, GemmOperands, GemmShape};
 use crate::driver::Handle;
 
 impl CudaDevice {
@@ -61,13 +61,14 @@ impl CudaDevice {
                 self.count_timed();
                 operands = Some(self.numbers_for(shape).ok()?);
             }
-            let (x, w, y) = operands.as_ref()?;
+            let [x, w, y, before] = operands.as_ref()?;
             let of = GemmOperands {
                 x: x.address(),
                 w: w.address(),
                 r: y.address(),
                 y: y.address(),
                 bias: w.address(),
+                before: before.address(),
                 // Any numbers will do.
                 scales: [x.address(), w.address()],
                 workspace: workspace.address(),
@@ -87,13 +88,19 @@ impl CudaDevice {
     }
 
     /// Random numbers for the operands of a product.
-    fn numbers_for(&self, shape: GemmShape) -> Result<(DeviceMemory, DeviceMemory, DeviceMemory)> {
+    fn numbers_for(&self, shape: GemmShape) -> Result<[DeviceMemory; 4]> {
         let make = |elements: usize, dtype: DType| {
             let memory = self.allocate_to_time(elements * dtype.size_bytes())?;
             self.fill_random(&memory, dtype, elements, 7, 1e-3)?;
             Ok::<_, RuntimeError>(memory)
         };
         let GemmShape { rows, columns, depth, operands, result, .. } = shape;
-        Ok((make(rows * depth, operands)?, make(columns * depth, operands)?, make(rows * columns, result)?))
+        let before = if shape.activation == GemmActivation::None { 1 } else { rows * columns };
+        Ok([
+            make(rows * depth, operands)?,
+            make(columns * depth, operands)?,
+            make(rows * columns, result)?,
+            make(before, result)?,
+        ])
     }
 }

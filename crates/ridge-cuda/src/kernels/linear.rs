@@ -50,6 +50,11 @@ fn gates(body: &Function) -> bool {
     supports(body) && gated_pair(body)
 }
 
+/// A linear, or several of one input, without anything before or behind.
+pub(super) fn alone(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    make(spec, LinearEpilogue::Nothing)
+}
+
 fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
     let linears = LinearCall::new(spec, after)?;
     if streams(&linears) {

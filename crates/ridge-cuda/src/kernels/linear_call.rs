@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
+use ridge_graph::ops::{Linear, LinearForward, LinearGroup, RmsNorm};
 use ridge_graph::{Arg, DType, Function, Op};
 
 use super::norm;
@@ -78,8 +78,10 @@ pub(super) fn flag(on: bool) -> &'static str {
 impl<'a> LinearCall<'a> {
     /// The linears of a group, which ends with `after`.
     pub(super) fn new(spec: &'a CudaKernelSpec<'a>, after: LinearEpilogue) -> Result<Self, String> {
-        let (count, biases) = match (spec.composite::<Linear>(), spec.composite::<LinearGroup>()) {
-            (Some(one), _) => (1, one.bias),
+        let one = spec.composite::<Linear>().map(|one| one.bias);
+        let one = one.or(spec.composite::<LinearForward>().map(|one| one.bias));
+        let (count, biases) = match (one, spec.composite::<LinearGroup>()) {
+            (Some(bias), _) => (1, bias),
             (_, Some(group)) => (group.count, group.biases),
             _ => return Err("no linear in the group".into()),
         };
@@ -265,6 +267,7 @@ impl<'a> LinearCall<'a> {
             w,
             r,
             bias,
+            before: None,
             y,
             scales,
             otherwise: apart,

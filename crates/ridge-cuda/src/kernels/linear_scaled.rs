@@ -11,7 +11,7 @@ use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, su
 use super::linear_rows::{MAX_ROWS, StreamedX};
 use super::norm;
 use super::quantize::{quantised_rows, scaled};
-use crate::cublaslt::{GemmScales, GemmShape};
+use crate::cublaslt::{GemmActivation, GemmScales, GemmShape};
 use crate::gemm::{self, Epilogue, GemmCodeScales, GemmProblem, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
@@ -325,6 +325,7 @@ impl ScaledProduct {
             result,
             added: false,
             biased: false,
+            activation: GemmActivation::None,
             scales: by,
             by_depth: [false; 2],
         };
@@ -333,7 +334,17 @@ impl ScaledProduct {
             return simple.actions;
         }
         let otherwise = simple.actions;
-        vec![DeviceAction::Product { shape, x, w, r: None, bias: None, y, scales: Some(scales), otherwise }]
+        vec![DeviceAction::Product {
+            shape,
+            x,
+            w,
+            r: None,
+            bias: None,
+            before: None,
+            y,
+            scales: Some(scales),
+            otherwise,
+        }]
     }
 }
 

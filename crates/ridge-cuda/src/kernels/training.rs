@@ -57,11 +57,16 @@ fn operand(spec: &CudaKernelSpec<'_>, i: usize) -> ((OperandSlot, usize), ridge_
     ((OperandSlot::Input(i), 0), spec.inputs[i].dtype)
 }
 
-/// `dy`, `[rows, N]`, by `w`, `[N, K]`, of one linear or more: each product is added to those before.
 fn input_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let count = spec.inputs.len() / 2;
+    input_gradient_of(spec, 0)
+}
+
+/// `dy`, `[rows, N]`, by `w`, `[N, K]`, of one linear or more: each product is added to those before. Inputs from `first` on are
+/// each linear's `dy`, then each one's `w`.
+pub(super) fn input_gradient_of(spec: &CudaKernelSpec<'_>, first: usize) -> Result<CudaKernel, String> {
+    let count = (spec.inputs.len() - first) / 2;
     let mut kernel = CudaKernel::default();
-    for i in 0..count {
+    for i in first..first + count {
         let (rows, depth) = matrix(&spec.inputs[i]);
         let one = product(&MatrixProduct {
             batches: 1,
@@ -72,7 +77,7 @@ fn input_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
             b: operand(spec, count + i),
             out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
             transposed: (false, false),
-            added: i > 0,
+            added: i > first,
             deterministic: false,
         });
         kernel.actions.extend(one.actions);

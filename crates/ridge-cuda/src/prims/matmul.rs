@@ -2,7 +2,7 @@
 
 use ridge_graph::DType;
 
-use crate::cublaslt::{GemmScales, GemmShape};
+use crate::cublaslt::{GemmActivation, GemmScales, GemmShape};
 use crate::gemm::{self, Epilogue, GemmProblem, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, blocks, name,
@@ -113,6 +113,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         result: ot,
         added,
         biased: false,
+        activation: GemmActivation::None,
         scales: GemmScales::None,
         by_depth: [trans_a, !trans_b],
     };
@@ -129,6 +130,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         w: b,
         r: added.then_some(out),
         bias: None,
+        before: None,
         y: out,
         scales: None,
         otherwise: simple.actions,

@@ -1,9 +1,9 @@
 //! Graphs of training at whose sizes hand-written kernels change their ways.
 
 use ridge_graph::ops::{
-    BlockSparseAttention, CrossEntropyBackward, CrossEntropySaving, LinearCrossEntropy, LinearCrossEntropySaving,
-    LinearInputGradient, LinearWeightGradient, NormInputGradient, NormWeightGradient, RaggedAttention,
-    RaggedAttentionBackward, RaggedAttentionSaving, SumRows,
+    BlockSparseAttention, CrossEntropyBackward, CrossEntropySaving, Gelu, GeluBackward, LinearCrossEntropy,
+    LinearCrossEntropySaving, LinearForward, LinearInputGradient, LinearWeightGradient, NormInputGradient,
+    NormWeightGradient, RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving, SumRows,
 };
 use ridge_graph::sample::Rng;
 use ridge_graph::{Builder, DType, Result, Sym, Tensor, Type, Var};
@@ -204,6 +204,39 @@ pub(crate) fn gradients() -> Vec<KernelCase> {
         });
         loss.given = vec![("targets", targets)];
         cases.push(loss);
+    }
+    cases
+}
+
+/// GELU behind a linear, with and without what it is taken of, and its slope behind what comes to a linear's input.
+pub(crate) fn activations() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F16] {
+        // Few rows are streamed; cuBLASLt takes columns and depths that divide by 8.
+        for (rows, columns, depth) in [(1, 72, 64), (16, 264, 136), (70, 264, 136), (300, 37, 65), (512, 1024, 256)] {
+            let what = format!("{dtype}, {rows} x {columns} x {depth}");
+            let row =
+                |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
+            let before = |g: &mut Builder| -> Result<[Var; 3]> {
+                let (x, w) = (row(g, "x", depth)?, g.weight("w", Type::tensor(dtype, [columns, depth]))?);
+                Ok([x, w, g.weight("bias", Type::tensor(dtype, [columns]))?])
+            };
+            cases.push(case("linear_gelu", &what, |g| {
+                let [x, w, bias] = before(g)?;
+                let h = g.linear_bias(x, w, Some(bias))?;
+                Ok(vec![g.gelu(h, Gelu::Tanh)?])
+            }));
+            cases.push(case("linear_gelu_keeping", &what, |g| {
+                let inputs = before(g)?;
+                let h = g.composite(LinearForward { bias: true }, &inputs)?[0];
+                Ok(vec![g.gelu(h, Gelu::Tanh)?, h])
+            }));
+            cases.push(case("linear_input_gradient_gelu", &what, |g| {
+                let (dy, w) = (row(g, "dy", columns)?, g.weight("w", Type::tensor(dtype, [columns, depth]))?);
+                let (h, dx) = (row(g, "h", depth)?, g.composite(LinearInputGradient, &[dy, w])?[0]);
+                g.composite(GeluBackward(Gelu::Tanh), &[h, dx])
+            }));
+        }
     }
     cases
 }

@@ -217,6 +217,12 @@ fn gradients_of_linears_norms_and_the_loss() {
 }
 
 #[test]
+fn gelu_and_its_slope_follow_products_on_the_way() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &training::activations());
+}
+
+#[test]
 fn rows_of_a_linear_do_not_depend_on_their_company() {
     let Some(gpu) = gpu() else { return };
     let all = Rng::new(5).normal(DType::BF16, &[16, 520]);

@@ -7,7 +7,7 @@ use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Builder, Composite, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shard::{Placement, ShardingRule};
 use crate::types::Type;
@@ -21,6 +21,48 @@ pub enum Gelu {
     Erf,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`: `gelu_new` and `gelu_pytorch_tanh`.
     Tanh,
+}
+
+/// Gradient of [`Gelu`]: `dy` times the slope at `x`, computed in f32. `x` and `dy` have one float type, which the result has too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GeluBackward(
+    /// The form whose slope it is.
+    pub Gelu,
+);
+
+/// Of a tangent's argument: `sqrt(2 / pi) * (x + BEND x^3)`.
+const BEND: f64 = 0.044_715;
+
+/// Elementwise: any axis, the last first, since that is how a tensor-parallel MLP is cut.
+fn elementwise(inputs: &[Type]) -> Vec<ShardingRule> {
+    let axes = (0..inputs[0].shape.rank()).rev().map(Placement::shard);
+    axes.map(|cut| ShardingRule { inputs: vec![cut; inputs.len()], outputs: vec![cut] }).collect()
+}
+
+impl Gelu {
+    /// What `x`, in f32, has above -1: `erf(x / sqrt(2))`, or the tangent. With `x^2`.
+    fn curve(self, g: &mut Builder, x: Var) -> Result<(Var, Var)> {
+        let constant = |g: &mut Builder, value: f64| g.constant(DType::F32, value);
+        let square = g.mul(x, x)?;
+        let curve = match self {
+            Self::Erf => {
+                let scale = constant(g, FRAC_1_SQRT_2)?;
+                let scaled = g.mul(x, scale)?;
+                g.erf(scaled)?
+            }
+            Self::Tanh => {
+                let cubic = constant(g, BEND)?;
+                let bend = g.mul(square, cubic)?;
+                let one = constant(g, 1.0)?;
+                let bend = g.add(bend, one)?;
+                let bent = g.mul(x, bend)?;
+                let scale = constant(g, FRAC_2_SQRT_PI / SQRT_2)?;
+                let scaled = g.mul(bent, scale)?;
+                g.tanh(scaled)?
+            }
+        };
+        Ok((curve, square))
+    }
 }
 
 impl Composite for Gelu {
@@ -38,24 +80,7 @@ impl Composite for Gelu {
         let dtype = g.ty(inputs[0])?.dtype;
         let x = g.cast(inputs[0], DType::F32)?;
         let constant = |g: &mut Builder, value: f64| g.constant(DType::F32, value);
-        let curve = match self {
-            Self::Erf => {
-                let scale = constant(g, FRAC_1_SQRT_2)?;
-                let scaled = g.mul(x, scale)?;
-                g.erf(scaled)?
-            }
-            Self::Tanh => {
-                let cubic = constant(g, 0.044_715)?;
-                let square = g.mul(x, x)?;
-                let bend = g.mul(square, cubic)?;
-                let one = constant(g, 1.0)?;
-                let bend = g.add(bend, one)?;
-                let bent = g.mul(x, bend)?;
-                let scale = constant(g, FRAC_2_SQRT_PI / SQRT_2)?;
-                let scaled = g.mul(bent, scale)?;
-                g.tanh(scaled)?
-            }
-        };
+        let (curve, _) = self.curve(g, x)?;
         let one = constant(g, 1.0)?;
         let twice = g.add(curve, one)?;
         let half = constant(g, 0.5)?;
@@ -73,11 +98,84 @@ impl Composite for Gelu {
         Cost { vector_flops: elements.clone() * flops, special_flops: elements, ..Cost::moving(inputs, outputs) }
     }
 
+    fn gradient(&self) -> Gradient {
+        Gradient::Explicit {
+            forward: CompositeRef::new(*self),
+            saved: vec![Saved::Input(0)],
+            backward: CompositeRef::new(GeluBackward(*self)),
+            wrt: vec![0],
+        }
+    }
+
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
-        // Elementwise: any axis, the last first, since that is how a tensor-parallel MLP is cut.
-        let axes = (0..inputs[0].shape.rank()).rev();
-        axes.map(|dim| ShardingRule { inputs: vec![Placement::shard(dim)], outputs: vec![Placement::shard(dim)] })
-            .collect()
+        elementwise(inputs)
+    }
+}
+
+impl Composite for GeluBackward {
+    fn name(&self) -> &'static str {
+        "gelu_backward"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        let [x, dy] = inputs else { return Err(takes("x and dy", inputs)) };
+        want_float("x", x)?;
+        if dy != x {
+            return Err(format!("dy must have the type of x, {x}, got {dy}"));
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        let dtype = g.ty(inputs[0])?.dtype;
+        let x = g.cast(inputs[0], DType::F32)?;
+        let dy = g.cast(inputs[1], DType::F32)?;
+        let constant = |g: &mut Builder, value: f64| g.constant(DType::F32, value);
+        let (curve, square) = self.0.curve(g, x)?;
+        let [one, half] = [constant(g, 1.0)?, constant(g, 0.5)?];
+        // The slope of half the curve.
+        let rise = match self.0 {
+            Gelu::Erf => {
+                let minus_half = constant(g, -0.5)?;
+                let exponent = g.mul(square, minus_half)?;
+                let bell = g.exp(exponent)?;
+                let height = constant(g, FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0)?;
+                g.mul(bell, height)?
+            }
+            Gelu::Tanh => {
+                let [less, more] = [g.sub(one, curve)?, g.add(one, curve)?];
+                let slope = g.mul(less, more)?;
+                let scale = constant(g, FRAC_2_SQRT_PI / SQRT_2 / 2.0)?;
+                let slope = g.mul(slope, scale)?;
+                let cubic = constant(g, 3.0 * BEND)?;
+                let bend = g.mul(square, cubic)?;
+                let bend = g.add(bend, one)?;
+                g.mul(slope, bend)?
+            }
+        };
+        let share = g.add(curve, one)?;
+        let share = g.mul(share, half)?;
+        let rise = g.mul(x, rise)?;
+        let slope = g.add(share, rise)?;
+        let dx = g.mul(dy, slope)?;
+        Ok(vec![g.cast(dx, dtype)?])
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        let elements = inputs[0].shape.elements();
+        let (flops, special) = match self.0 {
+            Gelu::Erf => (9, 2),
+            Gelu::Tanh => (16, 1),
+        };
+        Cost {
+            vector_flops: elements.clone() * flops,
+            special_flops: elements * special,
+            ..Cost::moving(inputs, outputs)
+        }
+    }
+
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
+        elementwise(inputs)
     }
 }
 
@@ -91,8 +189,17 @@ impl Builder {
     }
 }
 
+const SHAPES: [&[usize]; 6] = [&[0, 8], &[1, 1], &[7], &[5, 64], &[2, 3, 33], &[17, 1000]];
+const FORMS: [Gelu; 2] = [Gelu::Erf, Gelu::Tanh];
+
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let shapes: [&[usize]; 6] = [&[0, 8], &[1, 1], &[7], &[5, 64], &[2, 3, 33], &[17, 1000]];
-    let both = [Gelu::Erf, Gelu::Tanh];
-    both.into_iter().flat_map(|op| shapes.map(|shape| Sample::new(op).input(rng.normal(dtype, shape)))).collect()
+    FORMS.into_iter().flat_map(|op| SHAPES.map(|shape| Sample::new(op).input(rng.normal(dtype, shape)))).collect()
+}
+
+pub(super) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let mut sample = |op, shape| {
+        let sample = Sample::new(GeluBackward(op)).input(rng.normal(dtype, shape));
+        sample.input(rng.normal(dtype, shape))
+    };
+    FORMS.into_iter().flat_map(|op| SHAPES.map(|shape| sample(op, shape))).collect()
 }
