@@ -22,6 +22,7 @@ mod linear_cross_entropy;
 mod linear_rows;
 mod linear_scaled;
 mod norm;
+mod norm_gradients;
 mod norm_rows;
 mod quantize;
 mod recurrence;
@@ -43,7 +44,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 37] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 38] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -72,6 +73,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 37] = [
     linear_blocks::ROWS,
     linear_scaled::SCALED,
     norm::NORM,
+    norm_gradients::GRADIENTS,
     norm_rows::ROWS,
     quantize::QUANTIZE,
     rope::ROPE,
@@ -109,6 +111,7 @@ impl CudaKernelRegistry {
             linear_cross_entropy::entries(),
             linear_scaled::entries(),
             norm::entries(),
+            norm_gradients::entries(),
             norm_rows::entries(),
             quantize::entries(),
             recurrence::entries(),

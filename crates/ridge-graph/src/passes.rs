@@ -1,7 +1,7 @@
 //! Rewrites of a graph that keep its meaning. Each works once per distinct function.
 //!
 //! The order in which a run applies them is `ridge-runtime`'s compile pipeline: [`prune`] to the outputs asked for,
-//! [`tidy`], [`group_linears`], then [`claim`] by the backend's kernels and [`decompose`] of what none claimed until no
+//! [`tidy`], [`group_linears`] and [`group_norm_gradients`], then [`claim`] by the backend's kernels and [`decompose`] of what none claimed until no
 //! composite is left, then [`fuse`] and, where the backend's groups take views, [`fuse_views`].
 
 mod activations;
@@ -15,6 +15,7 @@ mod fuse;
 mod fuse_views;
 mod layer_weights;
 mod linears;
+mod norms;
 mod offer;
 mod offload;
 mod order;
@@ -37,6 +38,7 @@ pub use fuse::fuse;
 pub use fuse_views::fuse_views;
 pub use layer_weights::layer_weights;
 pub use linears::group_linears;
+pub use norms::group_norm_gradients;
 pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest, Target};
 pub use offload::offload;
 pub use pattern::Pattern;

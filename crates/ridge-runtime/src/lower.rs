@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, fuse_views, group_linears, prune, tidy};
+use ridge_graph::passes::{
+    Extents, Kernel, claim, decompose, fuse, fuse_views, group_linears, group_norm_gradients, prune, tidy,
+};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
 use crate::alias::{alias_of, defer_late, order_reads, storage_root};
@@ -27,6 +29,7 @@ pub fn lower_for(graph: &Graph, outputs: &[&str], kernels: &[Kernel], extents: E
     prune(&mut graph, outputs)?;
     graph.functions.iter().try_for_each(states_are_named)?;
     group_linears(&mut graph);
+    group_norm_gradients(&mut graph, kernels);
     claim(&mut graph, kernels, extents);
     // What no kernel claims as it stands opens one level at a time, so that kernels can claim what is inside.
     while decompose(&mut graph, |_| false)? {

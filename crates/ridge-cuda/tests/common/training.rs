@@ -241,6 +241,89 @@ pub(crate) fn activations() -> Vec<KernelCase> {
     cases
 }
 
+/// Whole gradients of norms, with the sums of their rows: fewer rows than blocks and more, rows of a warp and of a block, of one
+/// vector a thread and of several.
+pub(crate) fn whole_gradients() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let shapes = [
+        (DType::BF16, 768, &[1, 3, 70, 1585, 3300][..]),
+        (DType::F16, 768, &[5, 1584]),
+        (DType::F32, 768, &[1, 600]),
+        (DType::BF16, 8, &[9]),
+        (DType::F16, 264, &[2, 70]),
+        (DType::F32, 264, &[70]),
+        (DType::BF16, 520, &[33]),
+        (DType::BF16, 1024, &[70, 1100]),
+        (DType::BF16, 1600, &[9]),
+        (DType::BF16, 2048, &[1, 530, 1100]),
+        (DType::F32, 2048, &[5]),
+        (DType::BF16, 4096, &[3, 400]),
+        (DType::F32, 4096, &[3]),
+        (DType::F16, 5120, &[3]),
+        (DType::F32, 5120, &[133]),
+        (DType::BF16, 8192, &[2, 267]),
+        (DType::F32, 8192, &[2, 134]),
+    ];
+    for (i, (dtype, width, all)) in shapes.into_iter().enumerate() {
+        for (j, rows) in all.iter().copied().enumerate() {
+            // Of three sums, those whose bits are set.
+            for (centred, added, sums) in
+                [(true, true, 0b111), (true, true, 0b011), (true, false, 0b001), (false, true, 0), (false, false, 0)]
+            {
+                cases.push(whole_gradient(dtype, [rows, width], (i + j) % 2 == 0, centred, added, sums));
+            }
+            if rows < 100 {
+                for (centred, added, sums) in [(false, true, 0b110), (true, false, 0b010), (true, true, 0b100)] {
+                    cases.push(whole_gradient(dtype, [rows, width], (i + j) % 2 == 0, centred, added, sums));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// The parts of one gradient, which lowering joins; weight and sums are in f32 if `fine`, else of the dtype of rows.
+fn whole_gradient(
+    dtype: DType,
+    [rows, width]: [usize; 2],
+    fine: bool,
+    centred: bool,
+    added: bool,
+    sums: usize,
+) -> KernelCase {
+    let kernel = match (centred, added) {
+        (false, false) => "rms_norm_gradients",
+        (false, true) => "rms_norm_gradients_add",
+        (true, false) => "layer_norm_gradients",
+        (true, true) => "layer_norm_gradients_add",
+    };
+    let other = if fine { DType::F32 } else { dtype };
+    let what = format!("{dtype} and {other}, {rows} x {width}, sums {sums:03b}");
+    let eps = 1e-5;
+    case(kernel, &what, |g| {
+        let row = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(dtype, [rows, width]));
+        let (x, dy) = (row(g, "x")?, row(g, "dy")?);
+        let w = g.weight("gain", Type::tensor(other, [width]))?;
+        let mut dx = g.composite(NormInputGradient { eps, centred }, &[x, w, dy])?[0];
+        let mut of = vec![dy];
+        if added {
+            let r = row(g, "r")?;
+            dx = g.add(r, dx)?;
+            of.extend([dx, r]);
+        } else {
+            of.push(dx);
+        }
+        let mut all = vec![dx];
+        all.extend(g.composite(NormWeightGradient { eps, centred, dtype: other }, &[x, dy])?);
+        for (bit, of) in of.into_iter().enumerate() {
+            if sums >> bit & 1 != 0 {
+                all.extend(g.composite(SumRows { dtype: other }, &[of])?);
+            }
+        }
+        Ok(all)
+    })
+}
+
 /// Norms and their gradients, for rows of `width` elements.
 fn norms(cases: &mut Vec<KernelCase>, dtype: DType, rows: usize, width: usize) {
     let what = format!("{dtype}, {rows} x {width}");

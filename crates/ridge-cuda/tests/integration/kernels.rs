@@ -214,6 +214,7 @@ fn attention_without_a_cache_and_its_gradient() {
 fn gradients_of_linears_norms_and_the_loss() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &training::gradients());
+    hold(&gpu, &training::whole_gradients());
 }
 
 #[test]

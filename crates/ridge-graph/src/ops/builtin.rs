@@ -4,9 +4,10 @@ use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, block_sparse_attention, causal_conv1d,
     cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear,
     gelu, grouped_linear, index_topk, kv_write, layer_norm, linear, linear_cross_entropy, linear_gradient,
-    linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon, norm_gradient, penalties,
-    quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, selected_attention,
-    sgd, softmax, softplus, stateful_recurrence, stochastic_round, swiglu, table_write, token_layout, wkv,
+    linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon, norm_gradient,
+    norm_gradients, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d, rms_norm, rope,
+    sampling, selected_attention, sgd, softmax, softplus, stateful_recurrence, stochastic_round, swiglu, table_write,
+    token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -41,6 +42,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("kv_write", kv_write::samples),
         OpEntry::new("layer_norm", layer_norm::samples),
         OpEntry::new("layer_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, true)),
+        OpEntry::new("layer_norm_gradients", |rng, dtype| norm_gradients::samples(rng, dtype, true)),
         OpEntry::new("layer_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, true)),
         OpEntry::new("layer_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, true)),
         OpEntry::new("linear", linear::samples),
@@ -73,6 +75,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("ragged_conv1d_backward", ragged_conv1d::samples_backward),
         OpEntry::new("rms_norm", rms_norm::samples),
         OpEntry::new("rms_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, false)),
+        OpEntry::new("rms_norm_gradients", |rng, dtype| norm_gradients::samples(rng, dtype, false)),
         OpEntry::new("rms_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, false)),
         OpEntry::new("rms_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, false)),
         OpEntry::new("rope", rope::samples),

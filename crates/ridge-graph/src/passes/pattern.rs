@@ -58,6 +58,11 @@ impl Pattern {
         Self { nodes: parser.nodes, externals: parser.externals.len() }
     }
 
+    /// The name of its root op.
+    pub(super) fn root_op(&self) -> &str {
+        self.nodes.last().map_or("", |root| &root.op)
+    }
+
     /// Number of ops that it covers.
     pub fn len(&self) -> usize {
         self.nodes.len()
