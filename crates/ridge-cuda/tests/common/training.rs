@@ -283,7 +283,7 @@ pub(crate) fn whole_gradients() -> Vec<KernelCase> {
 }
 
 /// The parts of one gradient, which lowering joins; weight and sums are in f32 if `fine`, else of the dtype of rows.
-fn whole_gradient(
+pub(crate) fn whole_gradient(
     dtype: DType,
     [rows, width]: [usize; 2],
     fine: bool,

@@ -217,6 +217,32 @@ fn gradients_of_linears_norms_and_the_loss() {
     hold(&gpu, &training::whole_gradients());
 }
 
+/// Also on a machine without a GPU.
+#[test]
+fn gradients_of_norms_are_whole_where_a_kernel_takes_them_and_parts_elsewhere() {
+    let entries = |case: &KernelCase, registry: &CudaKernelRegistry| {
+        let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
+        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
+        let sources = sources(registry, &lowered, &Bindings::new());
+        let sources = sources.unwrap_or_else(|why| panic!("{}, {}: {why}", case.kernel, case.what));
+        let mut entries: Vec<String> = sources.iter().map(|source| source.entry.to_string()).collect();
+        entries.sort_unstable();
+        entries
+    };
+    let registry = CudaKernelRegistry::builtin();
+    for case in training::whole_gradients() {
+        let whole = ["norm_gradients", "norm_gradients_join"];
+        assert_eq!(entries(&case, &registry), whole, "{}, {}", case.kernel, case.what);
+        let apart = entries(&case, &CudaKernelRegistry::builtin().deterministic());
+        assert!(apart.iter().all(|entry| !whole.contains(&&**entry)), "{}: {apart:?}", case.what);
+    }
+    // Rows that are not whole vectors.
+    let odd = entries(&training::whole_gradient(DType::BF16, [3, 37], true, true, true, 0b111), &registry);
+    for part in ["row_statistics", "sum_parts", "sum_join"] {
+        assert!(odd.iter().any(|entry| entry == part), "{odd:?} without {part}");
+    }
+}
+
 #[test]
 fn gelu_and_its_slope_follow_products_on_the_way() {
     let Some(gpu) = gpu() else { return };
