@@ -38,6 +38,8 @@ const OTHER_REGISTERS: usize = 48;
 /// on their way would gain nothing.
 const MAX_SHARED: usize = 96 << 10;
 const ALL_SHARED: usize = 160 << 10;
+/// Blocks of a multiprocessor at most, where a block makes several rows or one.
+const MAX_RESIDENT: [usize; 2] = [4, 8];
 /// Threads of a block that adds parts, and its columns.
 const JOIN_THREADS: u32 = 256;
 const JOIN_COLUMNS: usize = 32;
@@ -80,7 +82,8 @@ fn division(row_bytes: usize, wide: usize, operands: usize, kinds: usize) -> Div
     let stages = if 2 * stage <= MAX_SHARED { 2 } else { 1 };
     let shared = stages * stage;
     let registers = ((kinds + 1) * vectors * wide + OTHER_REGISTERS).next_multiple_of(8);
-    let resident = (REGISTERS / (registers * threads * lines)).min(ALL_SHARED / shared).clamp(1, 8);
+    let most = MAX_RESIDENT[usize::from(lines == 1)];
+    let resident = (REGISTERS / (registers * threads * lines)).min(ALL_SHARED / shared).clamp(1, most);
     Division { vectors, threads, lines, stages, resident, shared }
 }
 
