@@ -120,7 +120,7 @@ fn a_result_that_others_read_is_not_added() {
         })
     };
     assert_eq!(parts(&with(|_, dx| Ok(dx))), [[false, false, true, false]]);
-    assert_eq!(parts(&with(|g, dx| g.neg(dx))), [[false, false, true, false]]);
+    assert_eq!(parts(&with(Builder::neg)), [[false, false, true, false]]);
     let twice = graph(|g, [x, w, dy, _]| {
         let (dx, dw) = (input(g, true, [x, w, dy])?, weight(g, true, [x, dy])?);
         Ok(vec![g.add(dx, dx)?, dw])
