@@ -58,9 +58,8 @@ pub(crate) struct Cli {
     pub(crate) command: CliCommand,
 }
 
-/// Inserts `--model` before a model that directly follows its command: a GGUF file, a folder with a config.json, or a name
-/// on the Hub. If the command also accepts a text there, a name counts as a model only if that model was downloaded or the
-/// text follows it.
+/// Inserts `--model` before a model that directly follows its command. If the command also accepts a text there, only a GGUF file, a
+/// folder with a config.json and a downloaded model count as one, and whatever is followed by the text.
 pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &Command) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let takes_model = |command: &&Command| {
@@ -71,18 +70,18 @@ pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &C
     if let [_, command, first, ..] = &args[..]
         && let Some(command) = command.to_str().and_then(|name| cli.find_subcommand(name)).filter(|c| takes_model(c))
         && !first.to_string_lossy().starts_with('-')
+        && command.get_subcommands().all(|sub| first.to_str() != Some(sub.get_name()))
     {
         let path = Path::new(first);
         let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-        let hub = || first.to_str()?.parse::<HubModel>().ok();
-        let is_hub = hub().is_some_and(|model| {
-            let is_there = || HubCache::from_environment().is_some_and(|cache| cache.commit(&model).is_some());
-            let has_text = || args.get(3).is_some_and(|next| next == "-" || !next.to_string_lossy().starts_with('-'));
-            let mut positionals = command.get_positionals();
-            positionals.next().is_none_or(|text| matches!(text.get_action(), ArgAction::Set) && has_text())
-                || is_there()
-        });
-        if is_gguf || path.join("config.json").is_file() || is_hub {
+        let is_downloaded = || {
+            let hub = first.to_str().and_then(|name| name.parse::<HubModel>().ok());
+            hub.is_some_and(|model| HubCache::from_environment().is_some_and(|cache| cache.commit(&model).is_some()))
+        };
+        let has_text = || args.get(3).is_some_and(|next| next == "-" || !next.to_string_lossy().starts_with('-'));
+        let mut positionals = command.get_positionals();
+        let is_alone = positionals.next().is_none_or(|text| matches!(text.get_action(), ArgAction::Set) && has_text());
+        if is_gguf || path.join("config.json").is_file() || is_alone || is_downloaded() {
             args.insert(2, "--model".into());
         }
     }

@@ -41,10 +41,19 @@ pub(crate) enum GemmScales {
 pub(crate) enum GemmActivation {
     /// Nothing.
     None,
-    /// GELU by the tangent; what it is taken of goes to a matrix of the result's type, too.
+    /// GELU in its tanh approximation.
     Gelu,
-    /// It is multiplied by the slope of that at a matrix of the result's type.
-    GeluSlope,
+    /// The same; the pre-activation is stored in a matrix of the result's type, too.
+    GeluAux,
+    /// The product is multiplied by the derivative of that GELU at the pre-activations in a matrix of the result's type.
+    GeluBackward,
+}
+
+impl GemmActivation {
+    /// Is there a matrix of pre-activations?
+    pub(crate) fn has_aux(self) -> bool {
+        matches!(self, Self::GeluAux | Self::GeluBackward)
+    }
 }
 
 /// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` and `+ bias[columns]` if asked for, then `activation`; summed in
@@ -96,7 +105,8 @@ impl GemmShape {
         let activation = match activation {
             GemmActivation::None => "",
             GemmActivation::Gelu => ", gelu",
-            GemmActivation::GeluSlope => ", by the slope of gelu",
+            GemmActivation::GeluAux => ", gelu with its input",
+            GemmActivation::GeluBackward => ", gelu backward",
         };
         let scales = match scales {
             GemmScales::None => "",
@@ -210,8 +220,8 @@ pub(crate) struct GemmOperands {
     pub(crate) r: Address,
     pub(crate) y: Address,
     pub(crate) bias: Address,
-    /// What GELU is taken of.
-    pub(crate) before: Address,
+    /// The pre-activations.
+    pub(crate) aux: Address,
     /// Of x and of w, where the shape has them.
     pub(crate) scales: [Address; 2],
     pub(crate) workspace: Address,
@@ -368,11 +378,12 @@ impl CublasProduct {
             // Libraries that do not know it refuse it.
             SCALE_MODES.into_iter().try_for_each(|mode| made.describe(mode, OUTER))?;
         }
-        // CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_DGELU; CUBLASLT_EPILOGUE_BIAS
+        // CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_DGELU; CUBLASLT_EPILOGUE_BIAS
         let activation: c_int = match shape.activation {
             GemmActivation::None => 1,
-            GemmActivation::Gelu => 32 | 128,
-            GemmActivation::GeluSlope => 64 | 128,
+            GemmActivation::Gelu => 32,
+            GemmActivation::GeluAux => 32 | 128,
+            GemmActivation::GeluBackward => 64 | 128,
         };
         let bias: c_int = if shape.biased { 4 } else { 0 };
         if shape.biased || shape.activation != GemmActivation::None {
@@ -381,7 +392,7 @@ impl CublasProduct {
             // Without an activation the bias is the whole of it.
             made.describe(EPILOGUE, if bias > 0 && activation == 1 { bias } else { activation | bias })?;
         }
-        if shape.activation != GemmActivation::None {
+        if shape.activation.has_aux() {
             // CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
             const LEADING: c_int = 12;
             made.describe(LEADING, shape.columns as i64)?;
@@ -401,12 +412,12 @@ impl CublasProduct {
         Ok(made)
     }
 
-    /// Says where the scales of x and of w, the bias and what GELU is taken of are, if the product has some.
-    fn point(&self, [x, w]: [Address; 2], bias: Address, before: Address) -> Result<()> {
+    /// Says where the scales of x and of w, the bias and the pre-activations are, if the product has some.
+    fn point(&self, [x, w]: [Address; 2], bias: Address, aux: Address) -> Result<()> {
         // CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER
-        const BEFORE: c_int = 11;
-        if self.activation != GemmActivation::None {
-            self.describe(BEFORE, before)?;
+        const AUX: c_int = 11;
+        if self.activation.has_aux() {
+            self.describe(AUX, aux)?;
         }
         // CUBLASLT_MATMUL_DESC_BIAS_POINTER
         const BIAS: c_int = 8;
@@ -479,7 +490,7 @@ impl CublasProduct {
         let (alpha, beta) = (1.0f32, f32::from(u8::from(self.added)));
         let (alpha, beta): (*const c_void, *const c_void) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let r = if self.added { of.r } else { of.y };
-        self.point(of.scales, of.bias, of.before)?;
+        self.point(of.scales, of.bias, of.aux)?;
         // SAFETY: by the caller's promise; scalars are read before the call returns.
         let code = unsafe {
             (lt.functions.matmul)(

@@ -167,8 +167,8 @@ pub(crate) enum DeviceAction {
         w: SlotOffset,
         r: Option<SlotOffset>,
         bias: Option<SlotOffset>,
-        /// What GELU is taken of: written, or read where its slope is asked for.
-        before: Option<SlotOffset>,
+        /// The pre-activations of GELU: written, or read by its gradient.
+        aux: Option<SlotOffset>,
         y: SlotOffset,
         /// Of x and w.
         scales: Option<[SlotOffset; 2]>,

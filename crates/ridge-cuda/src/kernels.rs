@@ -44,7 +44,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 38] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 39] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
@@ -60,6 +60,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 38] = [
     experts::ROUTER,
     experts_few::FEW,
     experts_few::ROUTE,
+    gelu::GELU,
     grouped_linear::BLOCKS,
     grouped_linear::HOPPER_BLOCKS,
     grouped_linear::ROWS,

@@ -31,8 +31,8 @@ impl PreparedStep {
     /// Compiles the programs of the run; nothing large is allocated.
     ///
     /// There is no margin: the few MiB that each thread of a CPU works in, one weight at a time while weights are made, the
-    /// engine of samples and the copy of a checkpoint while it is written are not counted, so a run that is refused could not
-    /// have made its first step. Where a copy of a checkpoint will not fit, a note says so.
+    /// engine of samples and the copy of a checkpoint while it is written are not counted. Nor is swap space: a run that would begin
+    /// by swapping is refused. Where a copy of a checkpoint will not fit, a note says so.
     ///
     /// # Errors
     /// [`TrainError::Memory`] when it does not fit, [`TrainError::Stopped`] when `stop` is set meanwhile, and when a program cannot

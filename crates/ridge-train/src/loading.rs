@@ -1,7 +1,7 @@
 //! Weights and states of a run on their way to a device: made, read from a model's files, or from a checkpoint.
 
 use std::num::NonZero;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
@@ -134,14 +134,14 @@ fn load_made(
         pieces.iter_mut().zip(parts).for_each(|((_, _, to), part)| to.push(part));
     }
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(pieces.len());
-    let queue = Mutex::new(pieces.into_iter());
+    let (queue, failed) = (Mutex::new(pieces.into_iter()), AtomicBool::new(false));
     let work = || {
         let mut values = vec![0.0; PIECE.min(count)];
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((first, count, to)) = next else { return Ok(()) };
-            check_stop(stop)?;
-            elements(first, &mut values[..count])?;
+            let Some((first, count, to)) = next.filter(|_| !failed.load(Ordering::Relaxed)) else { return Ok(()) };
+            let made = check_stop(stop).and_then(|()| elements(first, &mut values[..count]));
+            made.inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
             to.into_iter().zip(&dtypes).for_each(|(to, dtype)| round_into(to, *dtype, &values[..count]));
         }
     };

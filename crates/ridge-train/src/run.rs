@@ -37,8 +37,8 @@ pub enum RunEnd {
 }
 
 /// Trains as `settings` say on `backend`, until all steps are made or `stop` is set: then it saves what steps were made and returns.
-/// Before the first one it returns within about a second, and has written nothing. `free` says how
-/// much memory there is, and is asked before any weight is made. `observe` learns what happens.
+/// Before the first one it has written nothing, and returns as soon as a call that cannot be interrupted has ended: a compilation, a request to
+/// a server, the tokenisation of one text. `free` says how much memory there is, and is asked before any weight is made. `observe` learns what happens.
 ///
 /// # Errors
 /// When data, model, checkpoint or folder cannot be used, the run does not fit into memory, the device fails, or the loss diverges.
@@ -54,6 +54,8 @@ pub fn train(
     check_writable(&folder)?;
     match begin(settings, backend, free, stop) {
         Err(TrainError::Stopped) => Ok(RunEnd::StoppedBeforeFirstStep),
+        // Nothing is on disk yet.
+        Ok(_) if stop.load(Ordering::SeqCst) => Ok(RunEnd::StoppedBeforeFirstStep),
         begun => logged(&folder, begun?, stop, observe),
     }
 }

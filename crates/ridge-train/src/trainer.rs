@@ -112,7 +112,9 @@ impl Trainer {
         }
         check_stop(stop)?;
         let schedule = prepared.step.schedule.bind(&mut session, &bindings)?;
+        check_stop(stop)?;
         let evaluate = session.compile(&prepared.step.graph, &EVALUATED)?.bucket(&bindings)?;
+        check_stop(stop)?;
         let parts = vec![Batch::default(); settings.train.accumulation];
         let loads = ExpertLoads::new(&prepared.step.experts);
         let engine = None;

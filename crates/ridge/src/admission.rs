@@ -124,8 +124,16 @@ pub(crate) fn check_memory(
     workspace: impl FnOnce() -> Result<Bytes>,
     available: Bytes,
 ) -> Result<()> {
-    let cache = cache_bytes(model, cached);
-    let weights = Bytes(model.weight_bytes());
+    compare(Bytes(model.weight_bytes()), cache_bytes(model, cached), workspace, available)
+}
+
+/// As [`check_memory`], of these sizes.
+pub(crate) fn compare(
+    weights: Bytes,
+    cache: Bytes,
+    workspace: impl FnOnce() -> Result<Bytes>,
+    available: Bytes,
+) -> Result<()> {
     let refused = |what, needed, smaller| Err(Error::Memory { what, needed, available, smaller, or_on_host: false });
     if weights > available {
         return refused("the weights", weights, Smaller::Model);

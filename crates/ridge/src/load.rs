@@ -11,7 +11,7 @@ use ridge_models::{
 };
 use ridge_runtime::{Backend, Session};
 
-use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
+use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, compare, engine_bytes};
 use crate::error::{Error, Result, Smaller};
 use crate::host_weights::{HostWeights, keep_on_host};
 use crate::placement::{OpenDevice, Placement};
@@ -397,6 +397,16 @@ pub struct MemoryEstimate {
     pub workspace: Bytes,
     /// Bytes that this process may allocate on the device, if known.
     pub available: Option<Bytes>,
+}
+
+impl MemoryEstimate {
+    /// Compares it with what this process may allocate, as [`load_model`] does.
+    ///
+    /// # Errors
+    /// Says what does not fit, and what makes it smaller.
+    pub fn check(&self) -> Result<()> {
+        self.available.map_or(Ok(()), |available| compare(self.weights, self.cache, || Ok(self.workspace), available))
+    }
 }
 
 /// What a generator would allocate with a cache of this size, without loading it.

@@ -251,6 +251,24 @@ fn a_dry_run_tells_what_is_allocated() {
     assert_eq!(Server::start(&args).metric("ridge:kv_cache_blocks"), 63.0);
     let bert = repository().join("fixtures/families/bert").display().to_string();
     assert!(stdout(&["serve", "--dry-run", "--model", &bert]).starts_with("weights"));
+    // It ends as a server would that does not start.
+    for (args, why) in [
+        (&["--cache-tokens", "100000000000"][..], "the weights and the cache need "),
+        (&["--cache-tokens", "100", "--context", "256"], "--cache-tokens 100: one sequence may have 256 tokens"),
+    ] {
+        for dry in [&["--dry-run"][..], &["--port", "0"]] {
+            let refused = ridge(&[&["serve"], dry, args].concat()).stderr;
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn a_word_where_only_a_model_can_be_is_a_model() {
+    for args in [&["serve", "nosuch"][..], &["bench", "nosuch"], &["generate", "nosuch", "Once"]] {
+        let said = ridge(args).stderr;
+        assert!(said.contains("nosuch: there is no such folder"), "{args:?}: {said}");
+    }
 }
 
 /// The text of a completion, streamed or not.

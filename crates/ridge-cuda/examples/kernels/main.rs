@@ -106,8 +106,13 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         cases::cache_writes(),
         cases::attentions(),
     ];
-    let training =
-        [training::attentions(), training::attentions_in_blocks(), training::gradients(), training::whole_gradients()];
+    let training = [
+        training::attentions(),
+        training::attentions_in_blocks(),
+        training::activations(),
+        training::gradients(),
+        training::whole_gradients(),
+    ];
     for case in cases.into_iter().chain(training).flatten() {
         let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
         let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();

@@ -131,20 +131,20 @@ impl CudaDevice {
                     let (grid, threads, shared) = (self.grid(source, *grid), *threads, *shared);
                     ready.push(TimedAction::Launch { kernel, grid, threads, shared, args: of, words });
                 }
-                DeviceAction::Product { shape, x, w, r, bias, before, y, scales, otherwise } => match self
-                    .product(*shape)?
-                {
-                    Some(product) => {
-                        let workspace = self.products().map_or(0, |(_, memory)| memory.address());
-                        let [xs, ws] = scales.unwrap_or([*x, *w]);
-                        let [r, bias, before] = [r, bias, before].map(|at| at.unwrap_or(*y));
-                        let operands = [*x, *w, r, *y, bias, before, xs, ws];
-                        let [x, w, r, y, bias, before, xs, ws] = operands.map(|(slot, at)| address(slot) + at as u64);
-                        let operands = GemmOperands { x, w, r, y, bias, before, scales: [xs, ws], workspace };
-                        ready.push(TimedAction::Product(product, operands));
+                DeviceAction::Product { shape, x, w, r, bias, aux, y, scales, otherwise } => {
+                    match self.product(*shape)? {
+                        Some(product) => {
+                            let workspace = self.products().map_or(0, |(_, memory)| memory.address());
+                            let [xs, ws] = scales.unwrap_or([*x, *w]);
+                            let [r, bias, aux] = [r, bias, aux].map(|at| at.unwrap_or(*y));
+                            let operands = [*x, *w, r, *y, bias, aux, xs, ws];
+                            let [x, w, r, y, bias, aux, xs, ws] = operands.map(|(slot, at)| address(slot) + at as u64);
+                            let operands = GemmOperands { x, w, r, y, bias, aux, scales: [xs, ws], workspace };
+                            ready.push(TimedAction::Product(product, operands));
+                        }
+                        None => self.prepare(otherwise, address, ready)?,
                     }
-                    None => self.prepare(otherwise, address, ready)?,
-                },
+                }
                 DeviceAction::ByArch { arch, actions, otherwise } => {
                     self.prepare(if self.arch() == *arch { actions } else { otherwise }, address, ready)?;
                 }

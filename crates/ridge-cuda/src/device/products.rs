@@ -4,7 +4,7 @@ use ridge_graph::DType;
 use ridge_runtime::{MemoryOwner, Result, RuntimeError};
 
 use super::{CudaDevice, DeviceMemory};
-use crate::cublaslt::{self, CublasLt, CublasProduct, GemmActivation, GemmOperands, GemmShape};
+use crate::cublaslt::{self, CublasLt, CublasProduct, GemmOperands, GemmShape};
 use crate::driver::Handle;
 
 impl CudaDevice {
@@ -61,14 +61,14 @@ impl CudaDevice {
                 self.count_timed();
                 operands = Some(self.numbers_for(shape).ok()?);
             }
-            let [x, w, y, before] = operands.as_ref()?;
+            let [x, w, y, aux] = operands.as_ref()?;
             let of = GemmOperands {
                 x: x.address(),
                 w: w.address(),
                 r: y.address(),
                 y: y.address(),
                 bias: w.address(),
-                before: before.address(),
+                aux: aux.address(),
                 // Any numbers will do.
                 scales: [x.address(), w.address()],
                 workspace: workspace.address(),
@@ -95,12 +95,12 @@ impl CudaDevice {
             Ok::<_, RuntimeError>(memory)
         };
         let GemmShape { rows, columns, depth, operands, result, .. } = shape;
-        let before = if shape.activation == GemmActivation::None { 1 } else { rows * columns };
+        let aux = if shape.activation.has_aux() { rows * columns } else { 1 };
         Ok([
             make(rows * depth, operands)?,
             make(columns * depth, operands)?,
             make(rows * columns, result)?,
-            make(before, result)?,
+            make(aux, result)?,
         ])
     }
 }

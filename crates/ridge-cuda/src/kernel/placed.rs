@@ -47,13 +47,13 @@ impl DeviceAction {
                 args: args.into_iter().map(|arg| arg.placed(place)).collect(),
                 prefetched: prefetched.into_iter().map(|slot| place(slot).0).collect(),
             },
-            Self::Product { shape, x, w, r, bias, before, y, scales, otherwise } => Self::Product {
+            Self::Product { shape, x, w, r, bias, aux, y, scales, otherwise } => Self::Product {
                 shape,
                 x: moved(x, place),
                 w: moved(w, place),
                 r: r.map(|at| moved(at, place)),
                 bias: bias.map(|at| moved(at, place)),
-                before: before.map(|at| moved(at, place)),
+                aux: aux.map(|at| moved(at, place)),
                 y: moved(y, place),
                 scales: scales.map(|both| both.map(|at| moved(at, place))),
                 otherwise: all(otherwise)?,

@@ -267,7 +267,7 @@ impl<'a> LinearCall<'a> {
             w,
             r,
             bias,
-            before: None,
+            aux: None,
             y,
             scales,
             otherwise: apart,

@@ -334,17 +334,7 @@ impl ScaledProduct {
             return simple.actions;
         }
         let otherwise = simple.actions;
-        vec![DeviceAction::Product {
-            shape,
-            x,
-            w,
-            r: None,
-            bias: None,
-            before: None,
-            y,
-            scales: Some(scales),
-            otherwise,
-        }]
+        vec![DeviceAction::Product { shape, x, w, r: None, bias: None, aux: None, y, scales: Some(scales), otherwise }]
     }
 }
 

@@ -130,7 +130,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         w: b,
         r: added.then_some(out),
         bias: None,
-        before: None,
+        aux: None,
         y: out,
         scales: None,
         otherwise: simple.actions,

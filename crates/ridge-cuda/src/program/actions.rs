@@ -24,7 +24,7 @@ pub(super) enum BoundWork {
         first: usize,
         args: Vec<LaunchArg>,
     },
-    /// A product by cuBLASLt of x, w, perhaps a summand, the result, and perhaps a bias, what GELU is taken of, and the scales of x and w.
+    /// A product by cuBLASLt of x, w, perhaps a summand, the result, and perhaps a bias, pre-activations, and the scales of x and w.
     Product {
         product: CublasProduct,
         operands: Box<[SlotOffset; 8]>,
@@ -83,12 +83,12 @@ impl BoundActions {
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
                 let work = match action {
-                    DeviceAction::Product { shape, x, w, r, bias, before, y, scales, otherwise } => {
+                    DeviceAction::Product { shape, x, w, r, bias, aux, y, scales, otherwise } => {
                         match device.product(*shape)? {
                             Some(product) => {
                                 let [xs, ws] = scales.unwrap_or([*x, *w]);
-                                let [r, bias, before] = [r, bias, before].map(|at| at.unwrap_or(*y));
-                                let operands = Box::new([*x, *w, r, *y, bias, before, xs, ws]);
+                                let [r, bias, aux] = [r, bias, aux].map(|at| at.unwrap_or(*y));
+                                let operands = Box::new([*x, *w, r, *y, bias, aux, xs, ws]);
                                 BoundWork::Product { product, operands }
                             }
                             None => {

@@ -226,7 +226,7 @@ pub(crate) fn activations() -> Vec<KernelCase> {
                 let h = g.linear_bias(x, w, Some(bias))?;
                 Ok(vec![g.gelu(h, Gelu::Tanh)?])
             }));
-            cases.push(case("linear_gelu_keeping", &what, |g| {
+            cases.push(case("linear_gelu_aux", &what, |g| {
                 let inputs = before(g)?;
                 let h = g.composite(LinearForward { bias: true }, &inputs)?[0];
                 Ok(vec![g.gelu(h, Gelu::Tanh)?, h])

@@ -1,7 +1,7 @@
 //! What the backward half of a function keeps from the forward half, and what it computes again.
 //!
 //! Kept: what was costly. Computed again in the backward half, from what is kept anyway: views (the narrower or smaller
-//! side of a cast or broadcast is kept instead), whatever cheap ops make of values that are kept, and what they make of
+//! side of a cast or broadcast is kept instead), whatever elementwise primitives make of values that are kept, and what they make of
 //! parameters, step inputs and integers alone, such as masks, rotary tables, and decoded or quantised weights. [`Recompute`] says what
 //! counts as costly: recomputation (activation checkpointing, Chen et al. 2016; its selective form, Korthikanti et al.
 //! 2022, section 5) is the same decision with another answer.

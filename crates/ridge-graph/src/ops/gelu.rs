@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shard::{Placement, ShardingRule};
+use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
 
@@ -30,8 +31,8 @@ pub struct GeluBackward(
     pub Gelu,
 );
 
-/// Of a tangent's argument: `sqrt(2 / pi) * (x + BEND x^3)`.
-const BEND: f64 = 0.044_715;
+/// Of the tanh approximation's argument, `sqrt(2 / pi) * (x + CUBIC x^3)`.
+const CUBIC: f64 = 0.044_715;
 
 /// Elementwise: any axis, the last first, since that is how a tensor-parallel MLP is cut.
 fn elementwise(inputs: &[Type]) -> Vec<ShardingRule> {
@@ -40,7 +41,7 @@ fn elementwise(inputs: &[Type]) -> Vec<ShardingRule> {
 }
 
 impl Gelu {
-    /// What `x`, in f32, has above -1: `erf(x / sqrt(2))`, or the tangent. With `x^2`.
+    /// `erf(x / sqrt(2))` or the hyperbolic tangent of `x`, in f32, and `x^2`.
     fn curve(self, g: &mut Builder, x: Var) -> Result<(Var, Var)> {
         let constant = |g: &mut Builder, value: f64| g.constant(DType::F32, value);
         let square = g.mul(x, x)?;
@@ -51,7 +52,7 @@ impl Gelu {
                 g.erf(scaled)?
             }
             Self::Tanh => {
-                let cubic = constant(g, BEND)?;
+                let cubic = constant(g, CUBIC)?;
                 let bend = g.mul(square, cubic)?;
                 let one = constant(g, 1.0)?;
                 let bend = g.add(bend, one)?;
@@ -147,7 +148,10 @@ impl Composite for GeluBackward {
                 let slope = g.mul(less, more)?;
                 let scale = constant(g, FRAC_2_SQRT_PI / SQRT_2 / 2.0)?;
                 let slope = g.mul(slope, scale)?;
-                let cubic = constant(g, 3.0 * BEND)?;
+                let cubic = constant(g, 3.0 * CUBIC)?;
+                // tanh is 1 long before the square overflows.
+                let most = constant(g, 1e4)?;
+                let square = g.min(square, most)?;
                 let bend = g.mul(square, cubic)?;
                 let bend = g.add(bend, one)?;
                 g.mul(slope, bend)?
@@ -201,5 +205,11 @@ pub(super) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let sample = Sample::new(GeluBackward(op)).input(rng.normal(dtype, shape));
         sample.input(rng.normal(dtype, shape))
     };
-    FORMS.into_iter().flat_map(|op| SHAPES.map(|shape| sample(op, shape))).collect()
+    let mut samples: Vec<Sample> = FORMS.into_iter().flat_map(|op| SHAPES.map(|shape| sample(op, shape))).collect();
+    // Where the curve is flat, and where the square of x would overflow.
+    for (op, x) in FORMS.into_iter().flat_map(|op| [-200.0, -20.0, 20.0, 200.0].map(|x| (op, x))) {
+        let [x, dy] = [x, 1.5].map(|value| Tensor::float(dtype, &[1, 1], vec![value]).rounded());
+        samples.push(Sample::new(GeluBackward(op)).input(x).input(dy));
+    }
+    samples
 }

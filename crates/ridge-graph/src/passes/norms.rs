@@ -12,8 +12,8 @@ use crate::ops::{NormGradients, NormInputGradient, NormWeightGradient, SumRows};
 use crate::prim::{Binary, Prim};
 
 /// Joins the gradients to the input and to the weight of each norm with the addition to another cotangent and the sums over
-/// rows of `dy`, of the result and of what it is added to, within each function. Does nothing for norms that no kernel
-/// computes so.
+/// rows of `dy`, of the result and of what it is added to, within each function. Does nothing where no kernel's pattern has the joint
+/// op as its root; a joint op that is not claimed is decomposed into its parts again.
 pub fn group_norm_gradients(graph: &mut Graph, kernels: &[Kernel]) {
     let [layer, rms] = ["layer_norm_gradients", "rms_norm_gradients"]
         .map(|name| kernels.iter().any(|kernel| kernel.pattern.root_op() == name));

@@ -90,18 +90,24 @@ fn quota(folder: &Path) -> Option<f64> {
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
 }
 
-/// The limit of one group and its working set: what is in use, less the page cache that the kernel drops first.
+/// The limit of one group and what it uses that the kernel cannot take back: files that it caches do not count.
 fn memory(folder: &Path) -> Option<(Bytes, Bytes)> {
     // Version 1 writes "no limit" as the largest multiple of a page; pages are at most 64 KiB.
     const NONE: u64 = i64::MAX as u64 & !0xffff;
-    let (limit, usage, inactive) = match read_value(&folder.join("memory.max")) {
-        Some(limit) => (limit, "memory.current", "inactive_file"),
-        None => (read_value(&folder.join("memory.limit_in_bytes"))?, "memory.usage_in_bytes", "total_inactive_file"),
+    let (limit, usage, cached) = match read_value(&folder.join("memory.max")) {
+        Some(limit) => (limit, "memory.current", ["inactive_file", "active_file", "slab_reclaimable"]),
+        None => (
+            read_value(&folder.join("memory.limit_in_bytes"))?,
+            "memory.usage_in_bytes",
+            ["total_inactive_file", "total_active_file", "total_slab_reclaimable"],
+        ),
     };
     let limit = limit.parse().ok().filter(|&limit| limit < NONE)?;
     let used = read_value(&folder.join(usage)).and_then(|text| text.parse().ok()).unwrap_or(0);
     let stat = read_value(&folder.join("memory.stat")).unwrap_or_default();
-    let reclaimable = stat.lines().find_map(|line| line.strip_prefix(inactive)?.trim().parse().ok()).unwrap_or(0);
+    let of =
+        |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0);
+    let reclaimable = cached.into_iter().map(of).sum();
     Some((Bytes(limit), Bytes(used).saturating_sub(Bytes(reclaimable))))
 }
 

@@ -136,12 +136,17 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
     };
     let block_size = numbers.options(config.torch_dtype).block_size;
     let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
+    let cached = blocks * block_size;
+    if let (Some(tokens), true) = (args.cache_tokens, cached < context) {
+        let remedy = format!("one sequence may have {context} tokens: raise it, or lower --context");
+        return Err(refused("--cache-tokens", tokens, &remedy));
+    }
     let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
     let candidates = match args.speculate {
         Speculate::Lookup(candidates) => candidates,
         Speculate::Off | Speculate::Module(_) => 0,
     };
-    Ok(GeneratorPlan { config, running, engine, cached: blocks * block_size, candidates })
+    Ok(GeneratorPlan { config, running, engine, cached, candidates })
 }
 
 impl GeneratorPlan {
@@ -177,6 +182,7 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
     let on_host = (memory.on_host.0 > 0)
         .then(|| row("on the host", memory.on_host.to_string(), "weights in host memory, beside the total".to_owned()));
     let all = memory.weights + memory.cache + memory.workspace;
+    let fits = memory.check();
     let of = memory.available.map_or(String::new(), |a| format!("of {a} available to this process"));
     let full = plan.cached / context;
     let rows = [
@@ -188,7 +194,8 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
         row("context", count(context, "token"), "prompt plus response".to_owned()),
         row("sequences", sequences.to_string(), format!("concurrent; {} at full context", full.min(sequences))),
     ];
-    print(&columns(&rows.into_iter().chain(on_host).collect::<Vec<_>>()))
+    print(&columns(&rows.into_iter().chain(on_host).collect::<Vec<_>>()))?;
+    Ok(fits?)
 }
 
 fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {

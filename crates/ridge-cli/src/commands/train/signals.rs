@@ -10,7 +10,7 @@ use signal_hook::{flag, low_level};
 use crate::error::{Error, Result};
 use crate::output::note;
 
-/// What a run that signals stop is told, and tells.
+/// The flags by which signals stop a run.
 pub(super) struct Signals {
     /// Set by SIGTERM, SIGUSR1 and Ctrl-C.
     pub(super) stop: Arc<AtomicBool>,
@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(50);
 
 impl Signals {
-    /// Begins to heed them. A second Ctrl-C ends the process at once with exit code 130, as kill -9 would: checkpoints get their names
+    /// Installs the handlers. A second Ctrl-C ends the process at once with exit code 130, as kill -9 would: checkpoints get their names
     /// when they are complete, so one that is being written is left out.
     pub(super) fn register() -> Result<Self> {
         let [stop, interrupted, said, starting] = [false, false, false, true].map(|set| Arc::new(AtomicBool::new(set)));

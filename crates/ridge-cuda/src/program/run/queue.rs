@@ -86,10 +86,10 @@ impl CudaRun {
             }
             BoundWork::Product { product, operands } => {
                 let (library, workspace) = self.device.products().expect("made by it");
-                let [x, w, r, y, bias, before, xs, ws] =
+                let [x, w, r, y, bias, aux, xs, ws] =
                     operands.map(|(slot, offset)| self.address(action.launch, slot) + offset as u64);
                 let scales = [xs, ws];
-                let of = GemmOperands { x, w, r, y, bias, before, scales, workspace: workspace.address() };
+                let of = GemmOperands { x, w, r, y, bias, aux, scales, workspace: workspace.address() };
                 // SAFETY: operands are as large as the plan says and aligned as it aligns, and this bucket holds them
                 // until the step is done; products of one stream take turns with the workspace.
                 unsafe { product.queue(library, of, queue.stream()) }
