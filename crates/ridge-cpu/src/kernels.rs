@@ -2,6 +2,7 @@
 
 mod accept_candidates;
 mod adamw;
+mod adamw8;
 mod attention;
 mod block_sparse_attention;
 mod cross_entropy;
@@ -38,6 +39,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     let mut entries = Vec::new();
     entries.extend(accept_candidates::entries());
     entries.extend(adamw::entries());
+    entries.extend(adamw8::entries());
     entries.extend(attention::entries());
     entries.extend(block_sparse_attention::entries());
     entries.extend(cross_entropy::entries());

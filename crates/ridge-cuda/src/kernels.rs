@@ -2,6 +2,7 @@
 //! crate's folder `kernels/`.
 
 mod adamw;
+mod adamw8;
 mod adjust;
 mod apart;
 mod attention;
@@ -44,8 +45,9 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 39] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 40] = [
     adamw::UPDATE,
+    adamw8::STEP,
     adjust::ADJUST,
     attention::ATTENTION,
     attention::DECODE,
@@ -98,6 +100,7 @@ impl CudaKernelRegistry {
     pub fn builtin() -> Self {
         let entries = [
             adamw::entries(),
+            adamw8::entries(),
             adjust::entries(),
             attention::patterns::entries(),
             attention_training::entries(),

@@ -60,6 +60,24 @@ impl AdamW8 {
         values.into_iter().map(|value| DType::F32.round(value)).collect()
     }
 
+    /// The borders between the values of `map`: a value becomes the last code whose border, of those from code 1 on, it is above.
+    fn borders(map: &[f64]) -> Vec<f64> {
+        map.windows(2).map(|pair| DType::F32.round(0.5 * (pair[0] + pair[1]))).collect()
+    }
+
+    /// The borders between the values of [`AdamW8::map`] as a search tree of 256 nodes, in which 0 stands for nothing and 1 is the
+    /// root. Of eight steps, each goes from node `i` to `2 i`, or to `2 i + 1` if the value is above the border of `i`; they end at
+    /// 256 plus the code.
+    pub fn border_tree(signed: bool) -> Vec<f64> {
+        let borders = Self::borders(&Self::map(signed));
+        let mut tree = vec![0.0];
+        for level in 0..BLOCK.ilog2() {
+            let stride = BLOCK >> level;
+            tree.extend((stride / 2..BLOCK).step_by(stride).map(|code| borders[code - 1]));
+        }
+        tree
+    }
+
     fn decoded(g: &mut Builder, map: &[f64], [codes, scale]: [Var; 2]) -> Result<Var> {
         let table = g.table(DType::F32, map)?;
         let indices = g.cast(codes, DType::I32)?;
@@ -75,7 +93,7 @@ impl AdamW8 {
         let divisor = g.max(scale, least)?;
         let relative = g.div(x, divisor)?;
         // The first code whose upper border is not below the value, by bisection.
-        let mut borders: Vec<f64> = map.windows(2).map(|pair| DType::F32.round(0.5 * (pair[0] + pair[1]))).collect();
+        let mut borders = Self::borders(map);
         borders.insert(0, -2.0);
         let borders = g.table(DType::F32, &borders)?;
         let zero = g.constant(DType::I32, 0.0)?;
@@ -174,5 +192,21 @@ mod tests {
             assert!(map.windows(2).all(|pair| pair[0] < pair[1]));
         }
         assert!((AdamW8::map(true)[0] + 0.992_968_75).abs() < 1e-7, "the middle of the last of 64 parts, negative");
+    }
+
+    #[test]
+    fn the_tree_of_borders_leads_to_the_code() {
+        for signed in [true, false] {
+            let (map, tree) = (AdamW8::map(signed), AdamW8::border_tree(signed));
+            assert_eq!(tree.len(), 256);
+            let found = |x: f64| (0..8).fold(1, |node, _| 2 * node + usize::from(x > tree[node])) - 256;
+            for (code, value) in map.iter().enumerate() {
+                assert_eq!(found(*value), code);
+            }
+            for (code, border) in AdamW8::borders(&map).iter().enumerate() {
+                assert_eq!([found(*border), found(border.next_up())], [code, code + 1]);
+            }
+            assert_eq!([found(-2.0), found(2.0), found(f64::NAN)], [0, 255, 0]);
+        }
     }
 }
