@@ -92,12 +92,14 @@ impl Composite for SwigluBackward {
         let open = g.sigmoid(gate)?;
         let silu = g.mul(gate, open)?;
         let dup = g.mul(dy, silu)?;
+        // By the chain rule through `gate * sigmoid(gate)`.
+        let of_silu = g.mul(dy, up)?;
+        let straight = g.mul(of_silu, open)?;
+        let of_open = g.mul(of_silu, gate)?;
         let closed = g.sub(one, open)?;
-        let bend = g.mul(gate, closed)?;
-        let bend = g.add(bend, one)?;
-        let slope = g.mul(open, bend)?;
-        let through = g.mul(dy, up)?;
-        let dgate = g.mul(through, slope)?;
+        let slope = g.mul(open, closed)?;
+        let bent = g.mul(of_open, slope)?;
+        let dgate = g.add(straight, bent)?;
         Ok(vec![g.cast(dgate, dtype)?, g.cast(dup, dtype)?])
     }
 

@@ -136,17 +136,12 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
     };
     let block_size = numbers.options(config.torch_dtype).block_size;
     let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
-    let cached = blocks * block_size;
-    if let (Some(tokens), true) = (args.cache_tokens, cached < context) {
-        let remedy = format!("one sequence may have {context} tokens: raise it, or lower --context");
-        return Err(refused("--cache-tokens", tokens, &remedy));
-    }
     let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
     let candidates = match args.speculate {
         Speculate::Lookup(candidates) => candidates,
         Speculate::Off | Speculate::Module(_) => 0,
     };
-    Ok(GeneratorPlan { config, running, engine, cached, candidates })
+    Ok(GeneratorPlan { config, running, engine, cached: blocks * block_size, candidates })
 }
 
 impl GeneratorPlan {
