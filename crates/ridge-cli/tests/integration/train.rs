@@ -87,7 +87,7 @@ fn sigterm_saves_and_exits() {
     let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let log = folder.file("run/log.jsonl");
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"step\"")) {
+    while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"loss\"")) {
         assert!(Instant::now() < deadline, "no step was made");
         std::thread::sleep(Duration::from_millis(20));
     }
