@@ -29,6 +29,8 @@ typedef D::Raw Stored;
 // Positions of what the grid divides.
 #define GRAIN (SPAN ? SPAN : STEP)
 #define PARTS ((SHARE + HEADS - 1) / HEADS)
+// Steps up to which a unit is no later as a whole than in pieces that are put together.
+#define SHORT 4
 #define MASKED -1.0e30f
 // Rows of a tile that are heads: the upper half of a matrix tile is empty for 8 heads or fewer.
 #define HALVES (HEADS > 8 ? 2 : 1)
@@ -142,6 +144,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     // Prefix sums of steps: a range of tokens to a warp, a token to a lane at a time.
     const int each = (tokens + WARPS * 32 - 1) / (WARPS * 32) * 32, from = warp * each, to = min(from + each, tokens);
     int sum = 0;
+    bool longer = false;
     for (int t = from + lane; t < from + each; t += 32) {
         const int id = t < to ? ids[t] : -2;
         int own = 0, scan;
@@ -154,7 +157,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
 #endif
             if (taken) {
                 const int position = positions[t], seen = end_of(id, position) - first_of(position);
-                own = max(1, (seen + GRAIN - 1) / GRAIN) * units;
+                own = max(0, (seen + GRAIN - 1) / GRAIN) * units;
+                longer |= own > SHORT * units;
             }
             scan = own;
 #pragma unroll
@@ -175,11 +179,21 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     if (base > 0)
         for (int t = from + lane; t < to; t += 32) before[t] += base;
     if (threadIdx.x == WARPS * 32 - 1) before[tokens] = base + sum;
-    __syncthreads();
+    const bool any_longer = __syncthreads_or(longer);
     const int all = before[tokens];
+    // Few short units are a block each.
+    const bool by_unit = !SPAN && !any_longer && tokens * units <= (int)gridDim.x;
     const Division division(all, gridDim.x);
-    if (blockIdx.x >= division.blocks) return;
-    const int low = division.begin(blockIdx.x), high = division.begin(blockIdx.x + 1);
+    int low = 0, high = 0;
+    if ((int)blockIdx.x < (by_unit ? tokens * units : division.blocks)) {
+        low = division.begin(blockIdx.x);
+        high = division.begin(blockIdx.x + 1);
+    }
+    if (by_unit && high > 0) {
+        const int of = blockIdx.x / units, steps = (before[of + 1] - before[of]) / units;
+        low = before[of] + (blockIdx.x - of * units) * steps;
+        high = low + steps;
+    }
     // The last token that begins at a step or before.
     auto token_at = [&](int step) {
         int token = 0;
@@ -196,7 +210,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
 #endif
 
     for (int at = low; at < high;) {
-        if (before[token + 1] <= at) token = SOME_APART ? token_at(at) : token + 1;
+        // The next token that has steps.
+        if (before[token + 1] <= at && before[++token + 1] <= at) token = token_at(at);
         const int steps = (before[token + 1] - before[token]) / units;
         const int nth = (at - before[token]) / steps, begin = before[token] + nth * steps;
         const int key = nth / PARTS, head = key * SHARE + nth % PARTS * HEADS;
@@ -647,5 +662,17 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         }
 #endif
         at = stop;
+    }
+    // Tokens that see nothing, such as those that fill up a bucket, have no steps. Their results are zeros.
+    for (int first = blockIdx.x + warp * 32 * gridDim.x; first < tokens; first += WARPS * 32 * gridDim.x) {
+        const int t = first + lane * gridDim.x;
+        bool empty = t < tokens && before[t] == before[t + 1];
+#if SOME_APART
+        empty = empty && is_apart(ids, positions, prompts, tokens, t);
+#endif
+        for (u32 some = __ballot_sync(~0u, empty); some != 0; some &= some - 1) {
+            uint4* to = (uint4*)(out + (i64)(first + (__ffs(some) - 1) * (int)gridDim.x) * heads * DIM);
+            for (int i = lane; i < heads * DIM / 8; i += 32) to[i] = make_uint4(0, 0, 0, 0);
+        }
     }
 }
