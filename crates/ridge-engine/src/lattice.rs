@@ -119,10 +119,17 @@ impl Lattice {
     }
 }
 
-/// Sizes of steps, each at most half as large again as the one before: all up to 4, powers of two and what lies between them.
+/// Tokens up to which a step takes little longer for half as many more: it is bound by weights.
+const COARSE: usize = 128;
+
+/// Sizes of steps: all up to 4, up to [`COARSE`] powers of two and what lies between them, then four to each power of two.
 fn sizes(most: usize) -> impl Iterator<Item = usize> {
-    let next = move |n: &usize| (*n < most).then(|| if *n < 4 { n + 1 } else { rounded_coarsely(n + 1).min(most) });
-    std::iter::successors(Some(1), next)
+    let next = |n: usize| match n {
+        ..4 => n + 1,
+        4..COARSE => rounded_coarsely(n + 1),
+        _ => rounded(n + 1),
+    };
+    std::iter::successors(Some(1), move |n| (*n < most).then(|| next(*n).min(most)))
 }
 
 /// The next power of two or one and a half times one.
@@ -168,7 +175,7 @@ mod tests {
 
     #[test]
     fn few_buckets_serve_usual_servers() {
-        for (tokens, lines, most) in [(512, 32, 45), (512, 256, 52), (2048, 256, 56), (64, 2, 30), (1, 1, 10)] {
+        for (tokens, lines, most) in [(512, 32, 49), (512, 256, 58), (2048, 256, 66), (64, 2, 30), (1, 1, 10)] {
             let count = lattice(&options(tokens, lines, false, false)).points().len();
             assert!(count <= most, "{count} buckets for {tokens} tokens and {lines} lines");
         }
@@ -186,9 +193,9 @@ mod tests {
     }
 
     #[test]
-    fn sizes_grow_by_half_at_most() {
+    fn sizes_grow_by_half_and_by_a_quarter_where_rows_cost() {
         let sizes: Vec<usize> = sizes(512).collect();
-        assert_eq!(sizes, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]);
+        assert_eq!(sizes, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512]);
         assert_eq!(super::sizes(5).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     }
 
