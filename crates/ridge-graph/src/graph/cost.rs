@@ -2,6 +2,7 @@
 
 use super::{FuncId, Function, Graph, Group, GroupKind, Op, Var};
 use crate::cost::Cost;
+use crate::prim::Prim;
 use crate::types::Type;
 
 impl Group {
@@ -34,14 +35,25 @@ impl Function {
     /// Work of the primitives and composites, less the traffic of values that stay between them.
     pub(crate) fn cost_together(&self) -> Cost {
         let mut total = self.cost_apart();
+        let is_view = |node: usize| matches!(self.nodes[node].op, Op::Prim(Prim::Reshape(_)));
+        let viewed = |mut v: Var| {
+            while is_view(v.index()) {
+                v = self.nodes[v.index()].inputs[0];
+            }
+            v
+        };
         let is_arg = |v: &Var| matches!(self.nodes[v.index()].op, Op::Arg(_));
         for (index, node) in self.nodes.iter().enumerate() {
-            for inner in node.inputs.iter().filter(|v| !is_arg(v)) {
+            // A view moves nothing, so nothing is saved of it.
+            if is_view(index) {
+                continue;
+            }
+            for inner in node.inputs.iter().filter(|v| !is_arg(&viewed(**v))) {
                 total.bytes_read += &(self.ty(*inner).bytes() * -1);
             }
             for out in 0..node.outputs.len() {
                 let var = self.var(index, out);
-                if !is_arg(&var) && self.outputs.iter().all(|o| o.var != var) {
+                if !is_arg(&var) && self.outputs.iter().all(|o| viewed(o.var) != var) {
                     total.bytes_written += &(node.outputs[out].bytes() * -1);
                 }
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::offer::{Extents, Kernel, Numerics, Offer, OfferRequest};
 use super::order::Draft;
-use super::pattern::Match;
+use super::pattern::{Match, outputs_of};
 use crate::graph::{Arg, Function, Graph, Group, GroupKind, Node, Op, Output, Role, Var};
 
 /// Lets `kernels` claim nodes in every function of a program that computes so many rows at a time. Where several match, the
@@ -119,20 +119,19 @@ fn seconds_alone(function: &Function, node: usize, kernels: &[Kernel], extents: 
     let cheapest = offers.iter().map(|c| c.offer.seconds).min_by(f64::total_cmp);
     cheapest.unwrap_or_else(|| {
         let inputs = &function.nodes[node].inputs;
-        let body = extract(function, &[node], inputs, &[node]);
+        let body = extract(function, &[node], inputs, &outputs_of(function, [node]));
         let target = kernels.first().map(|k| Arc::clone(&k.target)).unwrap_or_default();
         OfferRequest { body: &body, target: &target, extents }.roofline()
     })
 }
 
-/// Is every use of an inner value within the match, or the value exported; and does nothing that the match reads
+/// Is every use of an inner value within the match, or the value a result; and does nothing that the match reads
 /// come of the match itself?
 fn is_closed(function: &Function, found: &Match) -> bool {
     let inside = |node: usize| found.nodes.contains(&node);
-    let hidden = |node: usize| found.nodes.iter().position(|n| *n == node).is_some_and(|i| !found.exported[i]);
-    let leaks =
-        function.nodes.iter().enumerate().any(|(i, n)| !inside(i) && n.inputs.iter().any(|v| hidden(v.index())))
-            || function.outputs.iter().any(|o| hidden(o.var.index()));
+    let hidden = |v: &Var| inside(v.index()) && !found.results.contains(v);
+    let leaks = function.nodes.iter().enumerate().any(|(i, n)| !inside(i) && n.inputs.iter().any(hidden))
+        || function.outputs.iter().any(|o| hidden(&o.var));
     // `add(%m, %m)` with `%m` a product fits `a * b + c` with `c` the product itself, which would no longer be there.
     let own = found.inputs.iter().any(|v| inside(v.index()));
     !leaks && !own && !reaches(function, &found.nodes, &found.inputs)
@@ -177,14 +176,11 @@ fn body(function: &Function, found: &Match) -> Function {
         nodes.sort_unstable();
         nodes
     };
-    // The root's outputs come first.
-    let outputs: Vec<usize> =
-        (0..found.nodes.len()).rev().filter(|i| found.exported[*i]).map(|i| found.nodes[i]).collect();
-    extract(function, &order, &found.inputs, &outputs)
+    extract(function, &order, &found.inputs, &found.results)
 }
 
-/// `nodes` (in order) as a function of `inputs`, with all outputs of the nodes in `exported`.
-pub(super) fn extract(function: &Function, nodes: &[usize], inputs: &[Var], exported: &[usize]) -> Function {
+/// `nodes` (in order) as a function of `inputs` that gives `results` of theirs.
+pub(super) fn extract(function: &Function, nodes: &[usize], inputs: &[Var], results: &[Var]) -> Function {
     let mut body = Function { name: "".into(), owner: function.owner, ..Function::default() };
     let mut map = std::collections::HashMap::new();
     for (i, var) in inputs.iter().enumerate() {
@@ -202,50 +198,37 @@ pub(super) fn extract(function: &Function, nodes: &[usize], inputs: &[Var], expo
         }
         body.nodes.push(node);
     }
-    for old in exported {
-        for out in 0..function.nodes[*old].outputs.len() {
-            let name = body.outputs.len().to_string();
-            body.outputs.push(Output {
-                name: name.as_str().into(),
-                var: map[&function.var(*old, out)],
-                role: Role::Data,
-            });
-        }
+    for (i, old) in results.iter().enumerate() {
+        body.outputs.push(Output { name: i.to_string().into(), var: map[old], role: Role::Data });
     }
     body
 }
 
 fn group(function: Function, kind: GroupKind, found: &Match) -> Function {
     let body = body(&function, found);
-    let exported: Vec<usize> =
-        (0..found.nodes.len()).rev().filter(|i| found.exported[*i]).map(|i| found.nodes[i]).collect();
-    replace_by_group(function, Group { kind, body }, &found.nodes, &found.inputs, &exported)
+    replace_by_group(function, Group { kind, body }, &found.nodes, &found.inputs, &found.results)
 }
 
-/// Puts `group` in the place of `nodes`; its outputs are those of `exported`, in order.
+/// Puts `group` in the place of `nodes`; its outputs are those of `results`, in order.
 pub(super) fn replace_by_group(
     function: Function,
     group: Group,
     nodes: &[usize],
     inputs: &[Var],
-    exported: &[usize],
+    results: &[Var],
 ) -> Function {
     let place = nodes.iter().copied().max().unwrap_or_default();
     let last = function.nodes.len();
     let outputs = group.body.outputs.iter().map(|o| group.body.ty(o.var).clone()).collect();
-    // The scope of the group is that of its largest op: the first exported one, its root.
-    let scope = exported.first().map_or_else(|| "".into(), |n| function.nodes[*n].scope.clone());
-    let old: Vec<Var> = exported
-        .iter()
-        .flat_map(|n| (0..function.nodes[*n].outputs.len()).map(|out| function.var(*n, out)).collect::<Vec<_>>())
-        .collect();
+    // The scope of the group is that of its largest op: the first that gives a result, its root.
+    let scope = results.first().map_or_else(|| "".into(), |v| function.nodes[v.index()].scope.clone());
     let mut draft = Draft::new(function);
     for node in nodes {
         draft.nodes[*node] = None;
     }
     let new = draft.push(Node { op: Op::Group(group.into()), inputs: inputs.to_vec(), outputs, scope });
-    for (old, new) in old.into_iter().zip(new) {
-        draft.replace(old, new);
+    for (old, new) in results.iter().zip(new) {
+        draft.replace(*old, new);
     }
     draft.finish(|i| if i == last { place } else { i })
 }

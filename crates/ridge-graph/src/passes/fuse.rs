@@ -15,7 +15,8 @@ mod state;
 
 use super::claim::extract;
 use super::order::Draft;
-use crate::graph::{Function, Graph, Group, GroupKind, Node, Op, Var};
+use super::pattern::outputs_of;
+use crate::graph::{Function, Graph, Group, GroupKind, Node, Op};
 use state::FusionState;
 
 /// Fuses within every function.
@@ -36,7 +37,8 @@ pub fn fuse(graph: &mut Graph) {
 fn rebuild(function: &Function, state: &FusionState<'_>) -> Function {
     let mut draft = Draft::new(function.clone());
     for found in &state.groups {
-        let body = extract(function, &found.nodes, &found.inputs, &found.exported);
+        let results = outputs_of(function, found.exported.iter().copied());
+        let body = extract(function, &found.nodes, &found.inputs, &results);
         let outputs = body.outputs.iter().map(|o| body.ty(o.var).clone()).collect();
         // The scope of the group is that of the first op that it gives out.
         let scope = found.exported.first().map_or_else(|| "".into(), |n| function.nodes[*n].scope.clone());
@@ -45,14 +47,9 @@ fn rebuild(function: &Function, state: &FusionState<'_>) -> Function {
         }
         let group = Group { kind: GroupKind::Fused, body };
         let new = draft.push(Node { op: Op::Group(group.into()), inputs: found.inputs.clone(), outputs, scope });
-        let old = found.exported.iter().flat_map(|n| outputs_of(function, *n));
-        for (old, new) in old.zip(new) {
+        for (old, new) in results.into_iter().zip(new) {
             draft.replace(old, new);
         }
     }
     draft.finish(|item| state.slot(item))
-}
-
-fn outputs_of(function: &Function, node: usize) -> impl Iterator<Item = Var> {
-    (0..function.nodes[node].outputs.len()).map(move |out| function.var(node, out))
 }

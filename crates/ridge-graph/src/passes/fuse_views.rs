@@ -17,6 +17,7 @@ mod tests;
 
 use super::claim::extract;
 use super::order::Draft;
+use super::pattern::outputs_of;
 use crate::graph::{Function, Graph, Group, GroupKind, Node, Op};
 use merge::Launch;
 use open::Opened;
@@ -48,13 +49,14 @@ fn rebuild(opened: &Opened, choices: &choose::Choices, launches: &[Launch]) -> O
         draft.nodes[node] = None;
     }
     for launch in launches {
-        let body = extract(function, &launch.nodes, &launch.inputs, &launch.exported);
+        let results = outputs_of(function, launch.exported.iter().copied());
+        let body = extract(function, &launch.nodes, &launch.inputs, &results);
         let outputs = body.outputs.iter().map(|o| body.ty(o.var).clone()).collect();
         let scope = function.nodes[launch.exported[0]].scope.clone();
         let group = Group { kind: GroupKind::Fused, body };
         let new = draft.push(Node { op: Op::Group(group.into()), inputs: launch.inputs.clone(), outputs, scope });
-        for (node, new) in launch.exported.iter().zip(new) {
-            draft.replace(function.var(*node, 0), new);
+        for (old, new) in results.into_iter().zip(new) {
+            draft.replace(old, new);
         }
     }
     draft.try_finish(|item| if item < count { 2 * item + 1 } else { launches[item - count].place })

@@ -3,7 +3,8 @@
 //! `rms_norm(*add(x, r), w)` is an `rms_norm` whose first input is an `add`; names that are not called (`x`, `r`, `w`)
 //! stand for any value, the same value where a name is repeated. `*` says that the kernel also gives the inner op's
 //! result, so that others may use it. `g@linear_group(...)` names a node; `g.1` is its second output; `...` stands for
-//! any further inputs. `linear(quantize(x)?, w)` is a linear whose first input may be a `quantize`, which then belongs to the
+//! any further inputs. `kv_write(kv, reshape(g@linear_group(x, ...).1), reshape(g.2), slots), g.0` gives the first output of `g`
+//! besides that of `kv_write`; the other two are read by nobody else. `linear(quantize(x)?, w)` is a linear whose first input may be a `quantize`, which then belongs to the
 //! pattern, or any value. The operands of commutative primitives match in either order.
 
 use std::collections::HashMap;
@@ -16,6 +17,8 @@ use crate::prim::Prim;
 pub struct Pattern {
     nodes: Vec<PatternNode>,
     externals: usize,
+    /// Outputs of nodes that are given besides those of the root and of exported nodes.
+    results: Vec<(usize, u32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,8 +43,8 @@ enum Input {
 pub(super) struct Match {
     /// The function's node for each node of the pattern that is there.
     pub(super) nodes: Vec<usize>,
-    /// Is the result of each of them also given to others?
-    pub(super) exported: Vec<bool>,
+    /// What it gives: the root's outputs, those of exported nodes, then the single outputs that the text names.
+    pub(super) results: Vec<Var>,
     /// The values from outside, in the order of the pattern's text; one for each place where the text names one.
     pub(super) inputs: Vec<Var>,
 }
@@ -54,8 +57,14 @@ impl Pattern {
     pub fn parse(text: &str) -> Self {
         let mut parser = Parser { text, at: 0, nodes: Vec::new(), named: HashMap::new(), externals: HashMap::new() };
         let root = parser.input();
-        assert!(matches!(root, Input::Node(..)) && parser.rest().is_empty(), "pattern `{text}` ends early or late");
-        Self { nodes: parser.nodes, externals: parser.externals.len() }
+        let (count, mut results) = (parser.nodes.len(), Vec::new());
+        while parser.eat(",") {
+            let Input::Node(node, out) = parser.input() else { panic!("pattern `{text}` gives what it does not name") };
+            results.push((node, out));
+        }
+        let whole = matches!(root, Input::Node(..)) && parser.nodes.len() == count && parser.rest().is_empty();
+        assert!(whole, "pattern `{text}` ends early or late");
+        Self { nodes: parser.nodes, externals: parser.externals.len(), results }
     }
 
     /// The name of its root op.
@@ -73,7 +82,7 @@ impl Pattern {
         self.nodes.is_empty()
     }
 
-    /// Is the result of pattern node `index` also given to others?
+    /// Are all results of pattern node `index` also given to others?
     fn is_exported(&self, index: usize) -> bool {
         self.nodes[index].exported || index + 1 == self.nodes.len()
     }
@@ -94,9 +103,16 @@ impl Pattern {
         let mut inputs = Vec::new();
         let mut seen = vec![false; self.nodes.len()];
         self.collect(function, self.nodes.len() - 1, &found, &mut seen, &mut inputs);
-        let there = found.nodes.iter().enumerate().filter_map(|(i, node)| Some((node.as_ref().copied()?, i)));
-        let (nodes, exported) = there.map(|(node, i)| (node, self.is_exported(i))).unzip();
-        Some(Match { nodes, exported, inputs })
+        let exported = (0..self.nodes.len()).rev().filter(|i| self.is_exported(*i)).filter_map(|i| found.nodes[i]);
+        let mut results = outputs_of(function, exported);
+        for (node, out) in &self.results {
+            let node = found.nodes[*node]?;
+            if *out as usize >= function.nodes[node].outputs.len() {
+                return None;
+            }
+            results.push(function.var(node, *out as usize));
+        }
+        Some(Match { nodes: found.nodes.into_iter().flatten().collect(), results, inputs })
     }
 
     fn node(&self, function: &Function, pattern: usize, node: usize, found: &mut PartialMatch) -> bool {
@@ -167,6 +183,12 @@ impl Pattern {
             inputs.extend(function.nodes[node].inputs.iter().skip(self.nodes[pattern].inputs.len()));
         }
     }
+}
+
+/// All outputs of `nodes`, in their order.
+pub(super) fn outputs_of(function: &Function, nodes: impl IntoIterator<Item = usize>) -> Vec<Var> {
+    let of = |node: usize| (0..function.nodes[node].outputs.len()).map(move |out| function.var(node, out));
+    nodes.into_iter().flat_map(of).collect()
 }
 
 fn is_plain_op(node: &Node) -> bool {
@@ -329,6 +351,29 @@ mod tests {
     fn a_repeated_name_is_one_value() {
         assert_eq!(inputs("add(a, a)"), None);
         assert_eq!(inputs("swiglu(a, a)"), None);
+    }
+
+    #[test]
+    fn single_outputs_are_given_besides_those_of_the_root() {
+        let function = function();
+        let results = |text: &str| -> Option<Vec<(String, u32)>> {
+            let found = (0..function.nodes.len()).find_map(|root| Pattern::parse(text).find(&function, root).next())?;
+            Some(found.results.iter().map(|v| (function.nodes[v.index()].op_name().to_owned(), v.out)).collect())
+        };
+        let gated = |more: &str| format!("swiglu(g@linear_group(x, ...).0, g.1){more}");
+        let named = |names: &[(&str, u32)]| Some(names.iter().map(|(name, out)| ((*name).to_owned(), *out)).collect());
+        assert_eq!(results(&gated("")), named(&[("swiglu", 0)]));
+        assert_eq!(results(&gated(", g.1")), named(&[("swiglu", 0), ("linear_group", 1)]));
+        assert_eq!(results(&gated(", g.1, g.0")), named(&[("swiglu", 0), ("linear_group", 1), ("linear_group", 0)]));
+        assert_eq!(results(&gated(", g.2")), None, "there is no third output");
+        let all = results("swiglu(*g@linear_group(x, ...).0, g.1)");
+        assert_eq!(all, named(&[("swiglu", 0), ("linear_group", 0), ("linear_group", 1)]));
+    }
+
+    #[test]
+    #[should_panic(expected = "ends early or late")]
+    fn a_result_is_of_a_node_of_the_pattern() {
+        Pattern::parse("add(a, b), neg(a)");
     }
 
     #[test]

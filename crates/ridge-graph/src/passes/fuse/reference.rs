@@ -5,6 +5,7 @@ use super::state::space;
 use crate::dtype::DType;
 use crate::graph::{Builder, Function, Graph, Group, GroupKind, Op, Var};
 use crate::passes::claim::{extract, reaches, replace_by_group};
+use crate::passes::pattern::outputs_of;
 use crate::prim::Prim;
 use crate::sample::Rng;
 use crate::shape::Shape;
@@ -14,10 +15,10 @@ use crate::types::Type;
 fn fuse_one_by_one(graph: &mut Graph) {
     for function in &mut graph.functions {
         while let Some(found) = next(function) {
-            let body = extract(function, &found.nodes, &found.inputs, &found.exported);
+            let results = outputs_of(function, found.exported.iter().copied());
+            let body = extract(function, &found.nodes, &found.inputs, &results);
             let group = Group { kind: GroupKind::Fused, body };
-            *function =
-                replace_by_group(std::mem::take(function), group, &found.removed, &found.inputs, &found.exported);
+            *function = replace_by_group(std::mem::take(function), group, &found.removed, &found.inputs, &results);
         }
     }
 }
