@@ -10,11 +10,16 @@
 // where it is, AHEAD turns ahead, for SPANS times 16 columns.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
 // Rows beyond ROWS are those of further blocks.
+// With CACHED, weights 1 and 2 give keys and values, in heads of DIM elements, which are written to a paged cache as `rope.cu` writes them:
+// keys rotated. A tile of keys has 8 columns and those 8 that are rotated with them, so each sum's other one is 8 lanes away. There are no
+// rows beyond ROWS then.
 // Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS;
 // STAGED, 0 or 1; VECTORS, 16 bytes of a row that each of 256 threads has at most; WARPS, a multiple of 8; STAGES; COUNT weights;
 // ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of a row of x is made on
-// the way, 0 for none, with its NORM_TYPE; QUANTISE, whether the one row, of dtype D, becomes codes on the way, 0 where x is codes.
-// Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight.
+// the way, 0 for none, with its NORM_TYPE; QUANTISE, whether the one row, of dtype D, becomes codes on the way, 0 where x is codes;
+// CACHED, 0 or 1, with CACHE, the dtype of the cache, PAGE, the tokens of one of its blocks, DIM, a multiple of 16, and the defines of
+// `angles.cuh`, PAIRS a multiple of 8. Where weights have scales of blocks, a head of keys that are rotated is within one.
+// Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight, then with CACHED the slots of the cache.
 
 #define BY_ROWS 1
 #define BY_BLOCKS 2
@@ -43,6 +48,12 @@ typedef D::Raw Given;
 #define EACH ((ROWS + TEAMS - 1) / TEAMS)
 // Sums of warps for two tiles, so that a warp may be a tile ahead of another; where they take much room, for one.
 #define BUFFERS (ROWS == 1 ? 2 : 1)
+// Rows that threads sum up at a time, and how often they do.
+#define AT_ONCE (WARPS * 2 / SPANS)
+#define ROUNDS ((ROWS + AT_ONCE - 1) / AT_ONCE)
+// The weights whose products are keys and values.
+#define KEYS 1
+#define VALUES 2
 
 struct Pointers { const Element* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
 struct Scales { const float *x, *of[COUNT]; };
@@ -103,6 +114,24 @@ typedef Pieces<D> Piece;
 // Which weight a tile is of, and which of its tiles.
 struct Tile { int of, columns; i64 first; };
 
+// 16 columns: eight in a row, and the eight that begin `apart` behind these.
+struct Slice {
+    i64 first;
+    int apart;
+    __device__ i64 column(int c) const { return first + (c & 7) + (c & 8 ? apart : 0); }
+};
+
+// Slice `span` of a tile.
+__device__ inline Slice slice_of(Tile t, int span) {
+    const i64 first = t.first + span * 16;
+#if CACHED && PAIRS
+    // The next eight pairs of the head.
+    const int of_head = (int)first % DIM;
+    if (t.of == KEYS && of_head < 2 * PAIRS) return {first - of_head / 2, PAIRS};
+#endif
+    return {first, 8};
+}
+
 // What belongs to weight `i` of `all`.
 template <class T> __device__ inline T of_weight(const T (&all)[COUNT], int i) {
     T one = all[0];
@@ -116,9 +145,12 @@ extern "C" __global__
 __launch_bounds__(WARPS * 32)
 void linear_rows(
     const Given* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps, Pointers p,
-    Numbers<2 + COUNT> n
+    Numbers<2 + COUNT + CACHED> n
 #if SCALED
     , Scales scales
+#endif
+#if CACHED
+    , const int* __restrict__ positions, const int* __restrict__ slots
 #endif
 ) {
     extern __shared__ uint4 ring[];
@@ -150,9 +182,10 @@ void linear_rows(
         if (SWIGLU) w[SIDES - 1] = p.weight[COUNT - 1];
 #pragma unroll
         for (int s = 0; s < SLICES; ++s) {
-            const i64 from = t.first + s % SPANS * 16 + row, last = t.columns - 1;
+            const Slice slice = slice_of(t, s % SPANS);
+            const i64 from = slice.first + row, last = t.columns - 1;
             next.upper[s] = w[s / SPANS] + min(from, last) * depth;
-            next.lower[s] = w[s / SPANS] + min(from + 8, last) * depth;
+            next.lower[s] = w[s / SPANS] + min(from + slice.apart, last) * depth;
         }
     };
     auto fetch = [&]() {
@@ -354,6 +387,28 @@ void linear_rows(
         scales_of_tile(tile + gridDim.x, buffer ^ 1);
         const float* of_columns = of_blocks + buffer * SIDES * across;
 #endif
+#if CACHED
+        // While weights are on their way: the slots of the thread's keys or values, -1 for none, and by what keys are rotated.
+        int to[ROUNDS];
+        [[maybe_unused]] float cosine[ROUNDS], sine[ROUNDS];
+        {
+            const Tile t = tile_of(tile);
+            [[maybe_unused]] const int of_head = (int)slice_of(t, (threadIdx.x >> 4) % SPANS).column(threadIdx.x & 15) % DIM;
+#pragma unroll
+            for (int i = 0; i < ROUNDS; ++i) {
+                const int y = (threadIdx.x >> 4) / SPANS + i * AT_ONCE;
+                to[i] = -1;
+                if (y >= rows || (t.of != KEYS && t.of != VALUES)) continue;
+                to[i] = slots[y] < n.v[2 + COUNT] ? slots[y] : -1;
+                // Of equal slots the last row's stays.
+                for (int later = y + 1; later < rows; ++later)
+                    if (slots[later] == to[i]) to[i] = -1;
+#if PAIRS
+                if (t.of == KEYS && of_head < 2 * PAIRS) angle_of(positions[y], of_head % PAIRS, cosine[i], sine[i]);
+#endif
+            }
+        }
+#endif
         Piece::Sum sums[SLICES][TILES][4] = {};
         for (int k = begin; k - begin < depth; k += WARPS * DEPTH) {
             // A piece is there or is not for all lanes of a warp.
@@ -422,14 +477,17 @@ void linear_rows(
         __syncthreads();
         const Tile t = tile_of(tile);
         const int c = threadIdx.x & 15, span = (threadIdx.x >> 4) % SPANS;
-        const i64 column = t.first + span * 16 + c;
+        const i64 column = slice_of(t, span).column(c);
         D::Raw* out = of_weight(p.out, t.of);
         [[maybe_unused]] const void* bias = of_weight(p.bias, t.of);
 #if SCALED == BY_ROWS
         const float* of_sides[SIDES] = {of_weight(scales.of, t.of)};
         if (SWIGLU) of_sides[SIDES - 1] = scales.of[COUNT - 1];
 #endif
-        for (int y = column < t.columns ? (threadIdx.x >> 4) / SPANS : rows; y < rows; y += WARPS * 2 / SPANS) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int y = (threadIdx.x >> 4) / SPANS + round * AT_ONCE;
+            if (y >= rows || column >= t.columns) continue;
             float total[SIDES];
 #pragma unroll
             for (int s = 0; s < SIDES; ++s) {
@@ -448,6 +506,23 @@ void linear_rows(
             if (BIAS) value = value + at<BIAS_TYPE>(bias, column);
             if (SWIGLU) value = gated<D>(value, total[SIDES - 1]);
             if (ADD) value = D::load(r[place]) + D::wrap(value);
+#if CACHED
+            if (t.of == KEYS || t.of == VALUES) {
+                value = D::wrap(value);
+                const int head = (int)column / DIM, of_head = (int)column % DIM, heads = t.columns / DIM;
+#if PAIRS
+                if (t.of == KEYS && of_head < 2 * PAIRS) {
+                    const float other = __shfl_xor_sync(0xffffu << (lane & 16), value, 8);
+                    value = c < 8 ? value * cosine[round] - other * sine[round] : value * cosine[round] + other * sine[round];
+                }
+#endif
+                const int slot = to[round];
+                if (slot < 0) continue;
+                const i64 line = (((i64)(slot / PAGE) * 2 + t.of - KEYS) * heads + head) * PAGE + slot % PAGE;
+                ((CACHE::Raw*)out)[line * DIM + of_head] = CACHE::store(D::wrap(value));
+                continue;
+            }
+#endif
             out[place] = D::store(value);
         }
         if (BUFFERS == 1) __syncthreads();

@@ -1,19 +1,10 @@
-// Rotary positions. An angle is taken in f64 and brought to one turn before its sine and cosine are taken in f32: at
-// position 10^6 an angle in f32 would be off by a thirtieth of a radian.
-// Defines: D of what is rotated; PAIRS that are rotated, 0 for none; FREQUENCIES, radians a position; SCALE; NORM, 1 where heads are
-// normed by their root mean square before, with NORM_TYPE of what they are multiplied with.
+// Heads that are rotated by the angles of `angles.cuh`.
+// Defines: those of `angles.cuh`; D of what is rotated; NORM, 1 where heads are normed by their root mean square before, with NORM_TYPE of
+// what they are multiplied with.
 
 #if PAIRS
-__constant__ double frequency[PAIRS] = {FREQUENCIES};
-
 __device__ inline void angles(int position, float* cosine, float* sine) {
-    for (int i = threadIdx.x; i < PAIRS; i += blockDim.x) {
-        const double turn = 6.283185307179586476925, angle = (double)position * frequency[i];
-        float s, c;
-        sincosf((float)(angle - turn * rint(angle * (1.0 / turn))), &s, &c);
-        cosine[i] = (float)((double)c * SCALE);
-        sine[i] = (float)((double)s * SCALE);
-    }
+    for (int i = threadIdx.x; i < PAIRS; i += blockDim.x) angle_of(position, i, cosine[i], sine[i]);
     __syncthreads();
 }
 #endif

@@ -9,6 +9,7 @@ mod attention;
 mod attention_training;
 mod block_text;
 mod blocks_row;
+mod cache_epilogue;
 mod convolution;
 mod entry;
 mod experts;
@@ -18,6 +19,7 @@ mod grouped_linear;
 mod head_products;
 mod linear;
 mod linear_blocks;
+mod linear_cache;
 mod linear_call;
 mod linear_cross_entropy;
 mod linear_rows;
@@ -112,6 +114,7 @@ impl CudaKernelRegistry {
             head_products::entries(),
             linear::entries(),
             linear_blocks::entries(),
+            linear_cache::entries(),
             linear_cross_entropy::entries(),
             linear_scaled::entries(),
             norm::entries(),

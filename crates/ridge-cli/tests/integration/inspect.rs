@@ -196,6 +196,49 @@ fn launches_of_a_step_are_listed_for_a_gpu_that_is_not_there() {
 }
 
 #[test]
+fn keys_and_values_of_few_tokens_are_written_by_the_launch_of_their_products() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = |name: &str, more: &str| {
+        let path = folder.path().join(name);
+        let config = format!(
+            r#"{{"num_hidden_layers": 2, "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
+            "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+            "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16", {more}}}"#
+        );
+        std::fs::write(&path, config).unwrap();
+        path.display().to_string()
+    };
+    // The kernels of the second layer up to its attention, but for norms.
+    let kernels = |model: &str, tokens: &str| -> Vec<String> {
+        let listed = json(&["inspect", model, "--launches", "H100", "--tokens", tokens, "--json"]);
+        let launches = listed["launches"].as_array().expect("a list");
+        let of_layer = launches.iter().filter(|l| l["path"].as_str().is_some_and(|path| path.contains(".layers.1.")));
+        let names = of_layer.map(|launch| launch["kernel"].as_str().unwrap().to_owned());
+        names.filter(|name| name != "rms_norm").take_while(|name| !name.starts_with("attention")).collect()
+    };
+    let together = [
+        config("Meta-Llama-3.1-8B.json"),
+        written("qwen2.json", r#""model_type": "qwen2""#),
+        // Of 128 elements 96 are rotated.
+        written(
+            "phi3.json",
+            r#""model_type": "phi3", "partial_rotary_factor": 0.75, "pad_token_id": 0, "eos_token_id": 0"#,
+        ),
+    ];
+    let many = ["cublaslt", "cublaslt", "cublaslt", "kv_write", "rope"];
+    for model in &together {
+        assert_eq!(kernels(model, "1"), ["linear_rows"], "{model}");
+        assert_eq!(kernels(model, "16"), ["linear_rows", "rope"], "{model}");
+        assert_eq!([kernels(model, "17"), kernels(model, "512")], [many; 2], "{model}");
+    }
+    // Keys are normed before they are rotated.
+    let apart = config("Qwen3-8B.json");
+    assert_eq!(kernels(&apart, "1"), ["linear_rows", "kv_write"]);
+    assert_eq!(kernels(&apart, "16"), ["linear_rows", "kv_write", "rope"]);
+    assert_eq!([kernels(&apart, "17"), kernels(&apart, "512")], [many; 2]);
+}
+
+#[test]
 fn sparse_attention_of_a_gpu_is_by_its_kernels() {
     let config = repository().join("fixtures/families/glm_moe_dsa/config.json").display().to_string();
     let listed = json(&["inspect", &config, "--launches", "H100", "--tokens", "1", "--json"]);

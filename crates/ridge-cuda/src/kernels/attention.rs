@@ -18,12 +18,16 @@ use crate::kernel::{
     name, numbers, output,
 };
 
-pub(super) const ATTENTION: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/attention.cu")))
-        .with_tiles()
-        .early_launch();
+pub(super) const ATTENTION: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/angles.cuh"),
+    include_str!("../../kernels/rotate.cuh"),
+    include_str!("../../kernels/attention.cu")
+))
+.with_tiles()
+.early_launch();
 pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/codes.cuh"),
+    include_str!("../../kernels/angles.cuh"),
     include_str!("../../kernels/rotate.cuh"),
     include_str!("../../kernels/runs.cuh"),
     include_str!("../../kernels/attention_decode.cu")

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ridge_graph::ops::{Linear, LinearForward, LinearGroup, RmsNorm};
-use ridge_graph::{Arg, DType, Function, Op};
+use ridge_graph::{Arg, DType, Function, Op, Var};
 
-use super::norm;
+use super::{cache_epilogue, norm};
 use crate::cublaslt::GemmShape;
 use crate::gemm;
 use crate::kernel::{
@@ -28,6 +28,9 @@ pub(super) enum LinearEpilogue {
     Add,
     /// The first weight's product is the gate of the second's.
     Swiglu,
+    /// The second weight's product and the third's are keys and values, which are written to the cache, input 0:
+    /// [`cache_epilogue`].
+    Cache,
 }
 
 /// The product and what it is added to have one type: nothing is broadcast.
@@ -43,16 +46,33 @@ pub(super) fn gated_pair(body: &Function) -> bool {
     composite::<LinearGroup>(body).is_some_and(|g| g.count == 2 && !g.biases)
 }
 
-/// The weights of a linear or a group.
+/// The values that the linear or the group of a body reads: x, weights, then biases.
+fn operands(body: &Function) -> &[Var] {
+    let multiplies = |op: &Op| match op {
+        Op::Composite(op) => op.downcast::<Linear>().is_some() || op.downcast::<LinearGroup>().is_some(),
+        _ => false,
+    };
+    body.nodes.iter().find(|n| multiplies(&n.op)).map_or(&[], |n| &n.inputs)
+}
+
+/// The weights of a linear or a group, which are arguments.
 pub(super) fn weights(body: &Function) -> &[Arg] {
     let count = composite::<LinearGroup>(body).map_or(1, |group| group.count);
-    let biases = match (composite::<Linear>(body), composite::<LinearGroup>(body)) {
-        (Some(one), _) => usize::from(one.bias),
-        (_, Some(group)) if group.biases => group.count,
-        _ => 0,
-    };
-    let end = body.args.len() - biases;
-    &body.args[end - count..end]
+    match operands(body).get(1).map(|w| &body.nodes[w.index()].op) {
+        Some(Op::Arg(first)) => &body.args[*first..first + count],
+        _ => &[],
+    }
+}
+
+/// The argument from which x of a linear or a group is made.
+pub(super) fn x_of(body: &Function) -> usize {
+    let mut at = operands(body).first().map_or(0, |x| x.index());
+    loop {
+        match &body.nodes[at].op {
+            Op::Arg(of) => return *of,
+            _ => at = body.nodes[at].inputs[0].index(),
+        }
+    }
 }
 
 /// A linear or several of one input.
@@ -85,7 +105,7 @@ impl<'a> LinearCall<'a> {
             (_, Some(group)) => (group.count, group.biases),
             _ => return Err("no linear in the group".into()),
         };
-        let x = usize::from(after == LinearEpilogue::Add);
+        let x = usize::from(matches!(after, LinearEpilogue::Add | LinearEpilogue::Cache));
         let norm = spec.composite::<RmsNorm>();
         let shape = &spec.inputs[x].shape;
         let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
@@ -107,21 +127,26 @@ impl<'a> LinearCall<'a> {
     }
 
     /// The arguments of a launch that streams the weights of x at `x`: x, the summand, the norm's weight and epsilon, the
-    /// addresses of weights, outputs and biases, rows, depth and columns.
+    /// addresses of weights, outputs and biases, rows, depth and columns, and what a cache has of slots.
     pub(super) fn streaming_args(&self, x: SlotOffset) -> Vec<LaunchArg> {
-        let gated = self.after == LinearEpilogue::Swiglu;
         let weights = (0..self.count).map(|i| OperandSlot::Input(self.first + i));
-        // A gated group has one output.
-        let outputs = (0..self.count).map(|i| OperandSlot::Output(if gated { 0 } else { i }));
+        let outputs = (0..self.count).map(|i| match self.after {
+            LinearEpilogue::Nothing | LinearEpilogue::Add => OperandSlot::Output(i),
+            // A gated group has one output.
+            LinearEpilogue::Swiglu => OperandSlot::Output(0),
+            LinearEpilogue::Cache => cache_epilogue::output_of(i),
+        });
         let biases = (0..self.count).map(|i| OperandSlot::Input(self.bias(i)));
-        let columns: Vec<usize> = self.weights().iter().map(|w| w.shape[0]).collect();
+        let mut extents = vec![self.rows, self.depth];
+        extents.extend(self.weights().iter().map(|w| w.shape[0]));
+        extents.extend((self.after == LinearEpilogue::Cache).then(|| cache_epilogue::slots(self.spec)));
         vec![
             LaunchArg::Pointer(x.0, x.1),
             input(0),
             input(self.x + usize::from(self.norm.is_some())),
             LaunchArg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
             LaunchArg::Pointers(weights.chain(outputs).chain(biases).map(|slot| (slot, 0)).collect()),
-            numbers(&[&[self.rows, self.depth][..], &columns].concat()),
+            numbers(&extents),
         ]
     }
 
@@ -169,7 +194,7 @@ impl<'a> LinearCall<'a> {
             return Ok((CudaKernel::default(), (OperandSlot::Input(self.x), 0)));
         }
         let to = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let mut kernel = norm::launch(self.spec, 1, [to.clone(), to])?;
+        let mut kernel = norm::launch(self.spec, [self.x, self.x, self.x + 1], [to.clone(), to])?;
         kernel.scratch = self.x().bytes.next_multiple_of(ALIGN);
         Ok((kernel, (OperandSlot::Scratch, 0)))
     }

@@ -3,12 +3,13 @@
 use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
 
 use super::linear_call::{LinearCall, LinearEpilogue, flag};
-use super::norm;
+use super::{cache_epilogue, norm};
 use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, SlotOffset, grid, name};
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/norm.cuh"),
     include_str!("../../kernels/scaled.cuh"),
+    include_str!("../../kernels/angles.cuh"),
     include_str!("../../kernels/linear_rows.cu")
 ))
 .with_tiles()
@@ -178,9 +179,11 @@ impl LinearCall<'_> {
     ) -> Result<CudaKernel, String> {
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let Division { rows, spans, staged, vectors, warps, stages, shared } = division;
-        let [of_rows, of_spans, of_vectors, of_warps, of_stages] =
-            [rows, spans, vectors, warps, stages].map(|n| n.to_string());
-        let defines = [
+        let [of_rows, of_spans, of_vectors, of_warps, of_stages, of_count, of_norm] =
+            [rows, spans, vectors, warps, stages, self.count, norm_threads].map(|n| n.to_string());
+        let caches = self.after == LinearEpilogue::Cache;
+        let of_cache = if caches { cache_epilogue::defines(self.spec) } else { Vec::new() };
+        let mut defines = vec![
             ("D", name(self.x().dtype)),
             ("SCALED", by.scaled()),
             ("CODE", by.code()),
@@ -191,16 +194,19 @@ impl LinearCall<'_> {
             ("VECTORS", &of_vectors),
             ("WARPS", &of_warps),
             ("STAGES", &of_stages),
-            ("COUNT", &*self.count.to_string()),
+            ("COUNT", &*of_count),
             ("ADD", flag(self.after == LinearEpilogue::Add)),
             ("BIAS", flag(self.biases)),
             ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
             ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
-            ("NORM", &*norm_threads.to_string()),
+            ("NORM", &of_norm),
             ("NORM_TYPE", name(gain.dtype)),
+            ("CACHED", flag(caches)),
         ];
+        defines.extend(of_cache.iter().map(|(name, value)| (*name, value.as_str())));
         let mut args = self.streaming_args(x);
         args.extend(scales.clone());
+        args.extend(caches.then(|| cache_epilogue::args(self.spec)).into_iter().flatten());
         let source = CudaSource::new("linear_rows", &defines, &ROWS);
         let blocks = [self.tiles(spans * COLUMNS), self.rows.div_ceil(rows), 1];
         let mut launch = grid(source, blocks, 32 * warps as u32, args)?;

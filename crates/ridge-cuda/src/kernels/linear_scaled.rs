@@ -4,10 +4,10 @@
 
 use ridge_graph::format::{BLOCK, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{Linear, Quantize};
-use ridge_graph::{Arg, Binary, DType, Function, Op, Prim};
+use ridge_graph::{Arg, DType, Function};
 
 use super::entry::CudaKernelEntry;
-use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
+use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights, x_of};
 use super::linear_rows::{MAX_ROWS, StreamedX};
 use super::norm;
 use super::quantize::{quantised_rows, scaled};
@@ -74,7 +74,7 @@ const DEEPEST_INT8: usize = 1 << 17;
 
 /// Weights are codes of one format, and those of 16-bit x, which are made here or there already, are of the one that tensor cores take
 /// with them.
-fn matched(body: &Function) -> bool {
+pub(super) fn matched(body: &Function) -> bool {
     let x = x_of(body);
     let (weights, ty) = (weights(body), &body.args[x].ty);
     let Some(format) = scaled(&weights[0].ty) else { return false };
@@ -93,14 +93,8 @@ fn matched(body: &Function) -> bool {
         && weights.iter().all(stored)
 }
 
-/// The argument that is x: the first, behind what a product is added to.
-fn x_of(body: &Function) -> usize {
-    let adds = body.nodes.iter().any(|node| matches!(node.op, Op::Prim(Prim::Binary(Binary::Add))));
-    usize::from(adds)
-}
-
 fn normed(body: &Function) -> bool {
-    matched(body) && norm::wide(&body.args[0].ty)
+    matched(body) && norm::wide(&body.args[x_of(body)].ty)
 }
 
 fn adds(body: &Function) -> bool {
@@ -112,7 +106,7 @@ fn gates(body: &Function) -> bool {
 }
 
 /// Products of rows that are or become codes, by weights that are codes.
-fn coded(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
+pub(super) fn coded(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
     let linears = LinearCall::new(spec, after)?;
     let format = |of: &CudaOperand| of.format.as_ref().and_then(|f| f.downcast::<ScaledFormat>().copied());
     let w = format(&linears.weights()[0]).ok_or("a weight has no scales")?;
@@ -180,6 +174,7 @@ fn problem(
             sides.truncate(1);
             Epilogue::Swiglu(weight(1))
         }
+        LinearEpilogue::Cache => return Err("keys and values of many rows are written apart".into()),
     };
     let biases = linears.biases.then(|| {
         let at = (0..linears.count).map(|i| (OperandSlot::Input(linears.bias(i)), 0)).collect();

@@ -42,14 +42,18 @@ fn same_rows(body: &Function) -> bool {
 
 fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let last = spec.inputs.len() - 1;
-    launch(spec, last, [output(0), output(last - 1)])
+    launch(spec, [0, last - 1, last], [output(0), output(last - 1)])
 }
 
-/// The norm of input 0, after input 1 was added if `last`, the weight, comes after that, to the first of `outputs`; the
-/// sum to the second.
-pub(super) fn launch(spec: &CudaKernelSpec<'_>, last: usize, [out, sum]: [LaunchArg; 2]) -> Result<CudaKernel, String> {
+/// The norm of input `x` by input `weight`, after input `summand` was added if that is another than `x`, to the first of the
+/// outputs; the sum to the second.
+pub(super) fn launch(
+    spec: &CudaKernelSpec<'_>,
+    [x_at, summand, weight]: [usize; 3],
+    [out, sum]: [LaunchArg; 2],
+) -> Result<CudaKernel, String> {
     let op = spec.composite::<RmsNorm>().ok_or("no rms_norm in the group")?;
-    let x = &spec.inputs[0];
+    let x = &spec.inputs[x_at];
     let row = x.shape.last().copied().unwrap_or(1);
     let vectors = row * x.dtype.size_bytes() / 16;
     let rows = x.len() / row;
@@ -59,17 +63,17 @@ pub(super) fn launch(spec: &CudaKernelSpec<'_>, last: usize, [out, sum]: [Launch
     let lines = if threads == 32 && rows >= LINES { LINES } else { 1 };
     let (each, threads_text) = (vectors.div_ceil(threads).to_string(), threads.to_string());
     let lines_text = lines.to_string();
-    let add = if last == 2 { "1" } else { "0" };
+    let add = if summand == x_at { "0" } else { "1" };
     let defines = [
         ("D", name(x.dtype)),
-        ("W", name(spec.inputs[last].dtype)),
+        ("W", name(spec.inputs[weight].dtype)),
         ("ADD", add),
         ("VECTORS", &each),
         ("THREADS", &threads_text),
         ("LINES", &lines_text),
     ];
     let eps = LaunchArg::Float(op.eps as f32);
-    let args = vec![input(0), input(last - 1), input(last), out, sum, eps, numbers(&[row, rows])];
+    let args = vec![input(x_at), input(summand), input(weight), out, sum, eps, numbers(&[row, rows])];
     let source = CudaSource::new("rms_norm", &defines, &NORM);
     grid(source, [rows.div_ceil(lines), 1, 1], (threads * lines) as u32, args)
 }

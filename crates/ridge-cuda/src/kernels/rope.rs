@@ -8,9 +8,12 @@ use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, grid, input, name, numbers, output,
 };
 
-pub(super) const ROPE: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/rope.cu")))
-        .early_launch();
+pub(super) const ROPE: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/angles.cuh"),
+    include_str!("../../kernels/rotate.cuh"),
+    include_str!("../../kernels/rope.cu")
+))
+.early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
@@ -79,7 +82,7 @@ fn held(tokens: usize, heads: usize) -> usize {
     if tokens >= 64 { heads.clamp(1, 32) } else { 2 }
 }
 
-/// What `kernels/rotate.cuh` takes; nothing is rotated without `op`.
+/// What `kernels/angles.cuh` takes; nothing is rotated without `op`.
 pub(super) fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
     let (freqs, scale) = op.map_or((&[][..], 1.0), |op| (&op.inv_freq[..], op.scale));
     let list = freqs.iter().map(|f| format!("{f:e}")).collect::<Vec<_>>().join(", ");

@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::cache;
 use crate::cases::{self, KernelCase};
 use crate::codes;
 use crate::common::gpu;
@@ -188,6 +189,58 @@ fn parts_of_a_stack_of_matrices_are_multiplied_where_they_lie() {
 fn keys_are_normed_and_rotated_on_their_way_to_the_cache() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::cache_writes());
+}
+
+#[test]
+fn products_of_few_tokens_write_keys_and_values_to_the_cache() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cache::projections().iter().map(|of| of.case(false)).collect::<Vec<_>>());
+}
+
+#[test]
+fn keys_and_values_have_the_same_bits_by_launches_of_their_own() {
+    let Some(gpu) = gpu() else { return };
+    for of in cache::projections() {
+        let [together, apart] = [false, true].map(|apart| {
+            let case = of.case(apart);
+            let value = |arg: &Arg| match case.given.iter().find(|(name, _)| *name == &*arg.name) {
+                Some((_, tensor)) => Value::Plain(tensor.clone()),
+                None => normal(arg),
+            };
+            let results = run(&gpu, &case.graph, &Bindings::new(), &value);
+            (claimed(&*gpu, &case.graph), results.unwrap_or_else(|why| panic!("{}: {why}", case.what)), case)
+        });
+        assert_ne!(together.0, apart.0, "{}", apart.2.what);
+        assert!(same_bits(&together.1[..2], &apart.1[..2]), "{} {}", together.2.kernel, together.2.what);
+    }
+}
+
+/// Also on a machine without a GPU.
+#[test]
+fn keys_and_values_of_few_tokens_are_one_launch_with_their_products_and_of_many_the_usual_ones() {
+    let entries = |case: &KernelCase, registry: &CudaKernelRegistry| {
+        let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
+        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
+        let sources = sources(registry, &lowered, &Bindings::new());
+        let sources = sources.unwrap_or_else(|why| panic!("{}, {}: {why}", case.kernel, case.what));
+        sources.iter().map(|source| source.entry.to_string()).collect::<Vec<_>>()
+    };
+    let registry = CudaKernelRegistry::builtin();
+    let (mut few, mut many) = (0, 0);
+    for of in cache::projections() {
+        let (together, apart) = (of.case(false), of.case(true));
+        let writes = |entries: &[String]| entries.iter().any(|entry| entry == "kv_write");
+        let launched = entries(&together, &registry);
+        if of.tokens() <= 16 {
+            assert!(!writes(&launched), "{}: {launched:?}", together.what);
+            few += 1;
+        } else {
+            assert_eq!(launched, entries(&apart, &registry), "{}", together.what);
+            many += 1;
+        }
+        assert!(writes(&entries(&apart, &registry)), "{}", apart.what);
+    }
+    assert!(few > 20 && many > 5, "{few} of few tokens, {many} of many");
 }
 
 #[test]

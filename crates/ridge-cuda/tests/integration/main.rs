@@ -1,5 +1,7 @@
 //! The GPU backend, held against the f64 meaning of graphs. Without a GPU every test is reported as skipped.
 
+#[path = "../common/cache.rs"]
+mod cache;
 #[path = "../common/cases.rs"]
 mod cases;
 #[path = "../common/codes.rs"]

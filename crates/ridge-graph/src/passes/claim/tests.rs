@@ -198,6 +198,45 @@ fn offers_without_room_or_a_time_are_dropped() {
     assert!(offering(f64::NAN, 0).is_empty());
 }
 
+/// Two linears of `x`, of which the second is reshaped and negated; with `read`, its product is an output too.
+fn two_products(read: bool) -> Graph {
+    let mut g = Builder::new();
+    let rows = Type::tensor(DType::F32, [Dim::sym("tokens"), 8.into()]);
+    let x = g.arg("x", rows);
+    let w = ["a", "b"].map(|name| g.weight(name, Type::tensor(DType::F32, [6, 8])).expect("is new"));
+    let both = g.linear_group(x, &w, &[]).expect("fits");
+    let y = g.reshape(both[1], [Dim::sym("tokens"), 2.into(), 3.into()]).expect("fits");
+    let y = g.neg(y).expect("negates");
+    let mut outputs = vec![("a".to_owned(), both[0]), ("y".to_owned(), y)];
+    outputs.extend(read.then(|| ("b".to_owned(), both[1])));
+    g.finish(outputs).expect("finishes")
+}
+
+#[test]
+fn only_what_nobody_else_reads_stays_within_a_group() {
+    let kernels = [kernel("both", "neg(reshape(g@linear_group(x, ...).1)), g.0")];
+    let mut graph = two_products(false);
+    claim(&mut graph, &kernels, Extents::Any);
+    assert_eq!(names(&graph), ["both"]);
+    let group = graph.main().nodes.iter().find(|n| matches!(n.op, Op::Group(_))).expect("is claimed");
+    let shapes: Vec<String> = group.outputs.iter().map(ToString::to_string).collect();
+    assert_eq!(shapes, ["f32[tokens, 2, 3]", "f32[tokens, 6]"]);
+    let mut graph = two_products(true);
+    claim(&mut graph, &kernels, Extents::Any);
+    assert!(names(&graph).is_empty());
+}
+
+#[test]
+fn views_between_the_ops_of_a_group_save_nothing() {
+    let graph = two_products(false);
+    let pattern = Pattern::parse("neg(reshape(g@linear_group(x, ...).1)), g.0");
+    let found = (0..graph.main().nodes.len()).find_map(|root| pattern.find(graph.main(), root).next());
+    let bytes = body(graph.main(), &found.expect("matches")).cost_together().bytes();
+    // x, two weights, the first product and what is negated.
+    let written = 4 * (8 * 10 + 2 * 6 * 8 + 6 * 10 + 6 * 10);
+    assert_eq!(bytes.eval(&Bindings::new().with("tokens", 10)).expect("is bound"), written);
+}
+
 #[test]
 fn same_graph_and_kernels_give_the_same_text() {
     let text = || {
