@@ -3,12 +3,9 @@
 // round, add them up (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", does so with two parts of TF32, whose
 // products have too many bits for that).
 // Defines: KEY; DECAYS, 1 or KEY; WARPS, 4 or 8, and 8 where each key decays by itself; COLUMNS, of the
-// state to a block; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value, lines of the states' table, unit, extra,
-// numbers of chunks. Rows of fewer than LEAST tokens are left to another kernel. Chunk c of row r has number starts[r] / unit + r * extra + c.
+// state to a block; WIDE, whether a head's values are a multiple of 4. Numbers: chunk_numbers.cuh.
 
 #define THREADS (WARPS * 32)
-#define CHUNK 64
-#define LEAST 16
 #define BLOCK 16
 #define BLOCKS (CHUNK / BLOCK)
 // Keys that are taken at once: a thread has one of them, of a block of tokens.
@@ -122,28 +119,6 @@ __device__ inline void put_block(float* to, const float* x, int block, int key) 
     for (int t = 0; t < BLOCK; t += 4) at[t / 4] = make_float4(x[t], x[t + 1], x[t + 2], x[t + 3]);
 }
 
-// The sums of the logarithms of decays up to each token of a chunk, by one warp: in f64, since differences of sums are wanted. What is below the
-// logarithm of the smallest number leaves nothing, as lower ones do.
-__device__ inline void add_up(double* sums, const float* rates, i64 stride, int count) {
-    const int lane = threadIdx.x & 31;
-    double part[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int t = 2 * lane + i;
-        const double rate = t < count ? rates[t * stride] : 0.0;
-        part[i] = rate < -110.0 ? -110.0 : rate;
-    }
-    double sum = part[0] + part[1];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const double other = __shfl_up_sync(0xffffffff, sum, step);
-        if (lane >= step) sum += other;
-    }
-    sums[2 * lane] = sum - part[1];
-    sums[2 * lane + 1] = sum;
-}
-__device__ inline float kept(double log) { return op_exp((float)log); }
-
 // Multiplies one key of the tokens of a block by what remains of them at the block's end, and gives what remains over the whole block.
 __device__ inline float keep_to_end(float* x, const float* decays) {
     float product = 1.0f;
@@ -153,32 +128,6 @@ __device__ inline float keep_to_end(float* x, const float* decays) {
         product *= decays[i];
     }
     return product;
-}
-
-// Where a block's chunk is: its row's number, its first token and number of tokens.
-struct Chunk {
-    i64 number, first;
-    int count, head, column, columns;
-};
-__device__ inline i64 number_of(const int* starts, int row, const i64* n) {
-    return max(starts[row], 0) / n[6] + row * n[7];
-}
-// The chunk of this block; false where its number has none.
-__device__ inline bool find_chunk(Chunk& c, const int* starts, const i64* n) {
-    const i64 heads = n[3], value = n[4], tiles = (value + COLUMNS - 1) / COLUMNS;
-    c.column = (int)(blockIdx.x % tiles) * COLUMNS;
-    c.columns = (int)min((i64)COLUMNS, value - c.column);
-    c.head = (int)(blockIdx.x / tiles % heads);
-    c.number = blockIdx.x / tiles / heads;
-    int low = 0, high = (int)n[1];
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (number_of(starts, middle, n) <= c.number) low = middle; else high = middle;
-    }
-    const i64 start = max(starts[low], 0), end = min((i64)starts[low + 1], n[0]);
-    c.first = start + (c.number - number_of(starts, low, n)) * CHUNK;
-    c.count = (int)min((i64)CHUNK, end - c.first);
-    return end - start >= LEAST && c.first >= start && c.count > 0;
 }
 
 // One key of the tokens of a block, `stride` apart; zeros where there is none.

@@ -27,7 +27,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
     others_may_begin();
     after_others();
     Chunk c;
-    if (!find_chunk(c, starts, n.v)) return;
+    if (!find_chunk(c, starts, n.v, COLUMNS)) return;
     const i64 groups = n.v[2], heads = n.v[3], value = n.v[4], group = c.head * groups / heads;
     const int t = threadIdx.x, warp = t >> 5, lane = t & 31, block = t / SLICE, mine = t % SLICE, rest = c.count - block * BLOCK;
     const i64 nth = c.number * heads + c.head, token = c.first + block * BLOCK;
@@ -157,7 +157,7 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
     others_may_begin();
     after_others();
     Chunk c;
-    if (!find_chunk(c, starts, n.v)) return;
+    if (!find_chunk(c, starts, n.v, COLUMNS)) return;
     const i64 groups = n.v[2], heads = n.v[3], value = n.v[4], group = c.head * groups / heads;
     const int t = threadIdx.x, warp = t >> 5, block = t / SLICE, mine = t % SLICE, rest = c.count - block * BLOCK;
     const i64 token = c.first + block * BLOCK;

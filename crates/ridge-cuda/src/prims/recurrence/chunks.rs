@@ -6,6 +6,7 @@ use crate::kernel::{CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot
 pub(in crate::prims) const RECURRENCE_PARALLEL: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../../kernels/lines.cuh"),
     include_str!("../../../kernels/compensated.cuh"),
+    include_str!("../../../kernels/chunk_numbers.cuh"),
     include_str!("../../../kernels/recurrence_blocks.cuh"),
     include_str!("../../../kernels/recurrence_parallel.cu")
 ))
