@@ -1,5 +1,5 @@
 //! Times linear recurrences on this machine's GPU, 16,384 tokens in all, in one sequence and in eight, in the shapes that flash-linear-attention
-//! is measured in; the floor is that of operands and results at the measured bandwidth.
+//! is measured in, with operands in f32, and in bf16 where keys decay alike; the floor is that of operands and results at the measured bandwidth.
 //!
 //! `cargo run --release -p ridge-cuda --example recurrences`
 
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ridge_cuda::{Cuda, CudaOptions};
-use ridge_graph::{Bindings, Builder, DType, Role, Shape, Type, Var};
+use ridge_graph::{Bindings, Builder, DType, Graph, Role, Shape, Type, Var};
 use ridge_runtime::{Backend, Session};
 
 /// A kind of recurrence: its name, heads, groups of keys, keys and values a head, whether each key decays by itself, and whether it has a part of
@@ -35,14 +35,75 @@ fn main() -> ExitCode {
 
 fn table() -> Result<(), Box<dyn std::error::Error>> {
     let gpu: Arc<dyn Backend> = Arc::new(Cuda::new(CudaOptions::default())?);
-    println!("{:<24} {:>9}  {:>9}  {:>9}", "recurrence", "sequences", "ms", "GB/s");
+    println!("{:<24} {:>6} {:>9}  {:>9}  {:>9}", "recurrence", "dtype", "sequences", "ms", "GB/s");
     for kind in &KINDS {
-        for rows in [1, 8] {
-            let (seconds, bytes) = time(&gpu, kind, rows)?;
-            println!("{:<24} {rows:>9}  {:>9.3}  {:>9.0}", kind.0, seconds * 1e3, bytes as f64 / seconds / 1e9);
+        for dtype in [DType::F32, DType::BF16] {
+            for rows in [1, 8] {
+                let (seconds, bytes) = match dtype {
+                    DType::F32 => time(&gpu, kind, rows)?,
+                    // Keys decay alike.
+                    _ if kind.2 => continue,
+                    dtype => time_gated(&gpu, kind, rows, dtype)?,
+                };
+                let (name, dtype, rate) = (kind.0, dtype.name(), bytes as f64 / seconds / 1e9);
+                println!("{name:<24} {dtype:>6} {rows:>9}  {:>9.3}  {rate:>9.0}", seconds * 1e3);
+            }
         }
     }
     Ok(())
+}
+
+/// The same for operands in `dtype` and states in lines of a table.
+fn time_gated(
+    gpu: &Arc<dyn Backend>,
+    kind: &Kind,
+    rows: usize,
+    dtype: DType,
+) -> Result<(f64, usize), Box<dyn std::error::Error>> {
+    let &(_, [heads, groups, key, value], _, delta) = kind;
+    let mut g = Builder::new();
+    let random = |g: &mut Builder, name: &str, dtype: DType, shape: [usize; 3]| {
+        g.weight(name, Type::tensor(dtype, Shape::new(shape)))
+    };
+    let [q, k] = ["q", "k"].map(|name| random(&mut g, name, dtype, [TOKENS, groups, key]));
+    let v = random(&mut g, "v", dtype, [TOKENS, heads, value]);
+    let [weight, decay] = ["weight", "decay"].map(|name| random(&mut g, name, DType::F32, [TOKENS, heads, 1]));
+    let half = g.constant(DType::F32, -0.05)?;
+    let decay = g.add(decay?, half)?;
+    let table = g.state("table", Type::state(DType::F32, [rows, heads * key * value]))?;
+    let lines: Vec<f64> = (0..2 * rows).map(|i| (i / 2) as f64).collect();
+    let lines = g.table(DType::I32, &lines)?;
+    let lines = g.reshape(lines, Shape::new([rows, 2]))?;
+    let starts = g.table(DType::I32, &bounds(rows))?;
+    let [y, _] = g.gated_recurrence([q?, k?, v?, weight?, decay, table, lines, starts], delta)?;
+    let graph = g.finish(vec![("y".into(), y)])?;
+    let seconds = median(gpu, &graph, &["y"])?;
+    let operands = 2 * groups * key + 2 * heads * value;
+    let bytes = TOKENS * (operands * dtype.size_bytes() + 2 * heads * size_of::<f32>());
+    Ok((seconds, bytes + 2 * rows * heads * key * value * size_of::<f32>()))
+}
+
+/// Where rows of as many tokens each begin and end.
+fn bounds(rows: usize) -> Vec<f64> {
+    (0..=rows).map(|row| (row * TOKENS / rows) as f64).collect()
+}
+
+/// The median time of the longest launch of a step of `graph`.
+fn median(gpu: &Arc<dyn Backend>, graph: &Graph, outputs: &[&str]) -> Result<f64, Box<dyn std::error::Error>> {
+    let mut session = Session::new(Arc::clone(gpu));
+    for (seed, arg) in graph.args(Role::Weight).enumerate() {
+        session.load_random(&arg.name, &arg.ty, seed as u64, if &*arg.name == "decay" { 0.01 } else { 0.05 })?;
+    }
+    session.allocate_states(graph, &Bindings::new())?;
+    let compiled = session.compile(graph, outputs)?;
+    let mut bucket = compiled.bucket(&Bindings::new())?;
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        // Beside it there are the sum of decays and a copy of the bounds.
+        times.push(bucket.timed()?.iter().map(|launch| launch.seconds).fold(0.0, f64::max));
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[3])
 }
 
 /// The median time of a recurrence over `rows` sequences, and the bytes of its operands and results.
@@ -67,21 +128,9 @@ fn time(gpu: &Arc<dyn Backend>, kind: &Kind, rows: usize) -> Result<(f64, usize)
     // What is random lies about 0; decays do not.
     let half = g.constant(DType::F32, -0.05)?;
     let decay = g.add(decay, half)?;
-    let bounds: Vec<f64> = (0..=rows).map(|row| (row * TOKENS / rows) as f64).collect();
-    let starts = g.table(DType::I32, &bounds)?;
+    let starts = g.table(DType::I32, &bounds(rows))?;
     let [y, after] = g.linear_recurrence([q?, k?, v, decay, state, starts], rank)?;
     let graph = g.finish(vec![("y".into(), y), ("after".into(), after)])?;
-    let mut session = Session::new(Arc::clone(gpu));
-    for (seed, arg) in graph.args(Role::Weight).enumerate() {
-        session.load_random(&arg.name, &arg.ty, seed as u64, if &*arg.name == "decay" { 0.01 } else { 0.05 })?;
-    }
-    let compiled = session.compile(&graph, &["y", "after"])?;
-    let mut bucket = compiled.bucket(&Bindings::new())?;
-    let mut times = Vec::new();
-    for _ in 0..7 {
-        // Beside it there are the sum of decays and a copy of the bounds.
-        times.push(bucket.timed()?.iter().map(|launch| launch.seconds).fold(0.0, f64::max));
-    }
-    times.sort_by(f64::total_cmp);
-    Ok((times[3], bytes + (TOKENS * heads * value + rows * heads * key * value) * size_of::<f32>()))
+    let seconds = median(gpu, &graph, &["y", "after"])?;
+    Ok((seconds, bytes + (TOKENS * heads * value + rows * heads * key * value) * size_of::<f32>()))
 }

@@ -2,11 +2,16 @@
 // registers: four threads a column, which share its keys, so that a sum over the keys is two shuffles. Floor: the
 // operands' bytes over bandwidth; long sequences are bound by the latency of a token, about a microsecond.
 // Numbers: tokens, rows, groups, heads, value, lines of the states' table. LINES; KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance, and LEAST: rows of
-// so many tokens or more are another kernel's.
+// so many tokens or more are another kernel's. With GATED q, k, v and y are of dtype OPERAND, values are multiplied by a weight of their head in place of
+// `erase`, and the part of low rank is that of the delta rule: what is erased is k times its decay, and -weight k is written.
 
 #define SLICES 4
 #define COLUMNS 32
 #define MINE ((KEY + SLICES - 1) / SLICES)
+#ifndef GATED
+#define GATED 0
+typedef F32 OPERAND;
+#endif
 
 __device__ inline float over_slices(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
@@ -20,10 +25,10 @@ __device__ inline float over_slices(Compensated sum) {
 }
 
 extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
-    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+    const OPERAND::Raw* __restrict__ q, const OPERAND::Raw* __restrict__ k, const OPERAND::Raw* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, const int* __restrict__ lines,
-    float* __restrict__ y, float* __restrict__ after, Numbers<6> n
+    OPERAND::Raw* __restrict__ y, float* __restrict__ after, Numbers<6> n
 ) {
     // Keys behind the last are zeros.
     __shared__ float qs[MINE * SLICES], ks[MINE * SLICES], kept[MINE * SLICES], from[MINE * SLICES], to[MINE * SLICES];
@@ -36,7 +41,8 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
     for (i64 block = blockIdx.x; block <= all; block += gridDim.x) {
         if (block == all) {
             // Tokens of no sequence.
-            for (i64 i = starts[rows] * heads * value + t; i < tokens * heads * value; i += SLICES * COLUMNS) y[i] = 0.0f;
+            for (i64 i = starts[rows] * heads * value + t; i < tokens * heads * value; i += SLICES * COLUMNS)
+                y[i] = OPERAND::store(0.0f);
             continue;
         }
         const i64 head = block / tiles % heads, row = block / tiles / heads;
@@ -55,15 +61,19 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
         const i64 end = min((i64)starts[row + 1], tokens);
         for (i64 token = max(starts[row], 0); token < end; ++token) {
             const i64 at = token * heads + head, group = (token * groups + head * groups / heads) * KEY;
+            const float weight = GATED ? erase[at] : 1.0f;
             __syncthreads();
             for (int i = t; i < KEY; i += SLICES * COLUMNS) {
-                qs[i] = q[group + i];
-                ks[i] = k[group + i];
+                qs[i] = OPERAND::load(q[group + i]);
+                ks[i] = OPERAND::load(k[group + i]);
                 kept[i] = op_exp(decay[at * DECAYS + (DECAYS == 1 ? 0 : i)]);
-                if (LOW_RANK) { from[i] = erase[at * KEY + i]; to[i] = write[at * KEY + i]; }
+                if (LOW_RANK) {
+                    from[i] = GATED ? ks[i] * kept[i] : erase[at * KEY + i];
+                    to[i] = GATED ? -weight * ks[i] : write[at * KEY + i];
+                }
             }
             __syncthreads();
-            const float x = has ? v[at * value + column] : 0.0f;
+            const float x = has ? OPERAND::load(v[at * value + column]) * weight : 0.0f;
             float erased = 0.0f;
             Compensated sum;
             if (LOW_RANK) {
@@ -80,7 +90,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
                 sum.add_product(qs[i], s[j]);
             }
             const float result = over_slices(sum);
-            if (has && slice == 0) y[at * value + column] = result;
+            if (has && slice == 0) y[at * value + column] = OPERAND::store(result);
         }
         #pragma unroll
         for (int j = 0; j < MINE; ++j) {
@@ -94,7 +104,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
 // cache, and tokens are read AHEAD at a time.
 #define AHEAD 4
 
-#if !LOW_RANK && DECAYS == KEY
+#if !LOW_RANK && DECAYS == KEY && !GATED
 extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence_channels(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,

@@ -13,11 +13,11 @@ use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction, OperandSlot};
 
 pub(crate) use matmul::{MatrixProduct, product};
-pub(crate) use recurrence::{MAX_KEY, over_lines as recurrence_over_lines};
+pub(crate) use recurrence::{MAX_KEY, gated as gated_recurrence, over_lines as recurrence_over_lines, takes_gated};
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 9] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 10] = [
     along::ALONG,
     matmul::MATMUL,
     matmul::MATMUL_ROWS,
@@ -25,6 +25,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 9] = [
     order::SORT,
     recurrence::RECURRENCE,
     recurrence::RECURRENCE_CHUNKS,
+    recurrence::RECURRENCE_GATED,
     recurrence::RECURRENCE_GRADIENT,
     recurrence::RECURRENCE_PARALLEL,
 ];

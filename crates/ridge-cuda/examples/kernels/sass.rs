@@ -34,6 +34,8 @@ const CLAIMS: [SassClaim; 10] = [
     SassClaim { entry: "grouped_blocks_sm90", arch: "sm_90", needs: &["HGMMA", "LDGSTS"], depth: 2, lacks: &["HMMA"] },
     SassClaim { entry: "grouped_codes_sm90", arch: "sm_90", needs: &["HGMMA", "LDGSTS"], depth: 2, lacks: &["HMMA"] },
     SassClaim { entry: "recurrence_chunks", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 1, lacks: &[] },
+    SassClaim { entry: "gated_states", arch: "sm_", needs: &["HMMA", "LDSM", "LDGSTS"], depth: 1, lacks: &[] },
+    SassClaim { entry: "gated_outputs", arch: "sm_", needs: &["HMMA", "LDSM", "LDGSTS"], depth: 1, lacks: &[] },
     SassClaim { entry: "recurrence_outputs", arch: "sm_", needs: &["HMMA", "LDSM"], depth: 1, lacks: &[] },
     SassClaim { entry: "attention_decode", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
     SassClaim { entry: "attention_tiles", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },

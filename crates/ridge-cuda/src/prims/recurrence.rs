@@ -1,7 +1,9 @@
 //! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
-//! `kernels/recurrence_chunks.cu` with a part of low rank; and `kernels/recurrence_gradient.cu`.
+//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16; and
+//! `kernels/recurrence_gradient.cu`.
 
 mod chunks;
+mod gated;
 
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
@@ -10,6 +12,9 @@ use crate::kernel::{
 
 #[cfg(test)]
 pub(super) use chunks::RECURRENCE_PARALLEL;
+#[cfg(test)]
+pub(super) use gated::RECURRENCE_GATED;
+pub(crate) use gated::{gated, takes_gated};
 
 pub(super) const RECURRENCE: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),

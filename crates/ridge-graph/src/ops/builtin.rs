@@ -3,11 +3,11 @@
 use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, block_sparse_attention, causal_conv1d,
     cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear,
-    gelu, grouped_linear, index_topk, kv_write, layer_norm, linear, linear_cross_entropy, linear_gradient,
-    linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon, norm_gradient,
-    norm_gradients, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d, rms_norm, rope,
-    sampling, selected_attention, sgd, softmax, softplus, stateful_recurrence, stochastic_round, swiglu, table_write,
-    token_layout, wkv,
+    gated_recurrence, gelu, grouped_linear, index_topk, kv_write, layer_norm, linear, linear_cross_entropy,
+    linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon,
+    norm_gradient, norm_gradients, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
+    rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus, stateful_recurrence, stochastic_round,
+    swiglu, table_write, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -35,6 +35,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("forbid_tokens", forbid_tokens::samples),
         OpEntry::new("fp8_linears", fp8_linear::samples),
         OpEntry::new("fp8_linears_backward", fp8_linear::samples_backward),
+        OpEntry::new("gated_recurrence", gated_recurrence::samples),
         OpEntry::new("gelu", gelu::samples),
         OpEntry::new("gelu_backward", gelu::samples_backward),
         OpEntry::new("grouped_linear", grouped_linear::samples),

@@ -144,22 +144,29 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         if !low_rank.is_empty() && q.shape[0] * width > 250_000 {
             continue;
         }
-        let mut places = super::paging::shuffled(rng, 2 * rows + 1);
-        if rows > 1 {
-            places[nth % rows] = -1;
-            places[rows + (nth + 1) % rows] = if nth % 2 == 0 { -1 } else { 2 * rows as i64 + 1 };
-        } else if rows == 1 && nth % 2 == 0 {
-            // In its own place.
-            places[1] = places[0];
-        }
-        let lines = (0..rows).flat_map(|row| [places[row], places[rows + row]]).collect();
+        let lines = shuffled_lines(rng, rows, nth);
         let mut sample = Sample::new(StatefulRecurrence { low_rank: !low_rank.is_empty() });
         for input in [q, k, v, decay] {
             sample = sample.input(input.clone());
         }
         sample = sample.state(rng.normal(DType::F32, &[2 * rows + 1, width]));
-        sample = sample.input(Tensor::int(DType::I32, &[rows, 2], lines)).input(starts.clone());
+        sample = sample.input(lines).input(starts.clone());
         samples.push(low_rank.iter().fold(sample, |sample, input| sample.input(input.clone())));
     }
     samples
+}
+
+/// Lines of a table of `2 * rows + 1` that `rows` rows read and write; of some samples, by `nth`, a row begins with zeros, is not kept or stays
+/// in its place.
+pub(super) fn shuffled_lines(rng: &mut Rng, rows: usize, nth: usize) -> Tensor {
+    let mut places = super::paging::shuffled(rng, 2 * rows + 1);
+    if rows > 1 {
+        places[nth % rows] = -1;
+        places[rows + (nth + 1) % rows] = if nth % 2 == 0 { -1 } else { 2 * rows as i64 + 1 };
+    } else if rows == 1 && nth % 2 == 0 {
+        // In its own place.
+        places[1] = places[0];
+    }
+    let lines = (0..rows).flat_map(|row| [places[row], places[rows + row]]).collect();
+    Tensor::int(DType::I32, &[rows, 2], lines)
 }

@@ -14,7 +14,7 @@ pub(in crate::prims) const RECURRENCE_PARALLEL: KernelText<'_> = KernelText::new
 .early_launch();
 
 /// Tokens of a chunk, as the kernels have them.
-const CHUNK: usize = 64;
+pub(super) const CHUNK: usize = 64;
 
 /// Threads of the launch that passes states from chunk to chunk, and values of a thread there.
 const PASS_THREADS: usize = 128;
@@ -74,10 +74,17 @@ impl Extents {
     /// shared memory that one takes.
     pub(super) fn at_once(&self, decays: usize) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let columns = if decays > 1 && self.value > 64 { 128 } else { 64 };
+        let [unit, extra, chunks] = self.numbering();
+        Chunked { all: self, decays, columns, chunks, unit, extra }.launches()
+    }
+
+    /// How chunks of [`CHUNK`] tokens are numbered: the tokens by which a row's first token is divided, numbers for each row before it, and
+    /// how many numbers there are.
+    pub(super) fn numbering(&self) -> [usize; 3] {
         // Numbers of rows' chunks must not meet: by chunks and a number for each row, or by the fewest tokens of a row.
         let (by_rows, by_tokens) = (self.tokens / CHUNK + self.rows, self.tokens / LEAST + 1);
         let (unit, extra) = if by_rows <= by_tokens { (CHUNK, 1) } else { (LEAST, 0) };
-        Chunked { all: self, decays, columns, chunks: by_rows.min(by_tokens), unit, extra }.launches()
+        [unit, extra, by_rows.min(by_tokens)]
     }
 }
 

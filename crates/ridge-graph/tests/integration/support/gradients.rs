@@ -1,7 +1,9 @@
 //! Gradients against finite differences, in f64.
 
 use ridge_graph::grad::{Differentiated, float_weights, gradient};
-use ridge_graph::ops::{AdamW, Fp8Linears, Fp8LinearsBackward, Quantize, QuantizeDelayed, StatefulRecurrence};
+use ridge_graph::ops::{
+    AdamW, Fp8Linears, Fp8LinearsBackward, GatedRecurrence, Quantize, QuantizeDelayed, StatefulRecurrence,
+};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, CompositeRef, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type,
@@ -13,6 +15,7 @@ use ridge_graph::{
 /// tested where models are trained (`training_graph.rs` of ridge-models).
 pub(crate) fn differs_by_intent(op: &CompositeRef) -> bool {
     op.downcast::<StatefulRecurrence>().is_some()
+        || op.downcast::<GatedRecurrence>().is_some()
         || op.downcast::<Quantize>().is_some()
         || op.downcast::<QuantizeDelayed>().is_some()
         || op.downcast::<Fp8Linears>().is_some()
