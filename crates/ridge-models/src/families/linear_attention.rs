@@ -12,7 +12,7 @@ use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
-use super::recurrent::{flat, heads_of, recurrence};
+use super::recurrent::{flat, gated_recurrence, heads_of, recurrence};
 use super::tensors::{Cut, GATED_MLP, LLAMA_TENSORS, QKV, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, RopeConfig};
 use crate::error::Result;
@@ -188,10 +188,17 @@ impl LinearAttentionConfig {
         if let Some(rope) = self.rope.as_ref().map(|rope| at.rope(rope)) {
             (q, k) = (g.rope(q, at.positions(), &rope)?, g.rope(k, at.positions(), &rope)?);
         }
-        let [q, k, v] = [q, k, v].map(|y| g.cast(y, DType::F32));
-        let q = scaled(g, q?, (self.key as f64).sqrt().recip())?;
         let decay = self.decay(g, x)?;
-        let y = recurrence(g, at, [q, k?, v?, decay], None)?;
+        let y = if let LinearMixer::Gated { .. } = self.mixer {
+            let [q, k, v] = [q, k, v].map(|y| g.cast(y, DType::F32));
+            recurrence(g, at, [q?, k?, v?, decay], None)?
+        } else {
+            let one = self.of_heads(g, &vec![1.0; heads])?;
+            let y = gated_recurrence(g, at, [q, k, v, one, decay], false)?;
+            g.cast(y, DType::F32)?
+        };
+        // As if the queries were divided by it.
+        let y = scaled(g, y, (self.key as f64).sqrt().recip())?;
         let y = NormKind::Rms(self.norm_eps).apply(g, self.norm_scope(), y)?;
         let mut y = flat(g, y)?;
         if !matches!(self.mixer, LinearMixer::Plain(_)) {
@@ -214,19 +221,22 @@ impl LinearAttentionConfig {
         }
     }
 
+    /// A number for each head, `[tokens, heads, 1]`.
+    fn of_heads(&self, g: &mut Builder, table: &[f64]) -> GraphResult<Var> {
+        let heads = self.num_attention_heads;
+        let table = g.table(DType::F32, table)?;
+        let table = g.reshape(table, Shape::new([1, heads, 1]))?;
+        g.broadcast(table, Shape(vec![Dim::sym(symbols::TOKENS), heads.into(), 1.into()]))
+    }
+
     /// The logarithms of decays: f32 `[tokens, heads, key]`, or 1 for all of a head.
     fn decay(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
         let heads = self.num_attention_heads;
-        let of_heads = |g: &mut Builder, table: &[f64]| {
-            let table = g.table(DType::F32, table)?;
-            let table = g.reshape(table, Shape::new([1, heads, 1]))?;
-            g.broadcast(table, Shape(vec![Dim::sym(symbols::TOKENS), heads.into(), 1.into()]))
-        };
         match self.mixer {
-            LinearMixer::Plain(_) => of_heads(g, &vec![0.0; heads]),
+            LinearMixer::Plain(_) => self.of_heads(g, &vec![0.0; heads]),
             LinearMixer::Retention { .. } => {
                 let rates: Vec<f64> = (0..heads).map(|head| (-(-5.0 - head as f64).exp2()).ln_1p()).collect();
-                of_heads(g, &rates)
+                self.of_heads(g, &rates)
             }
             LinearMixer::Gated { least, .. } => {
                 let low = linear(g, "gk_proj.0", x, GATE_RANK, false)?;

@@ -12,7 +12,7 @@ use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERT, check_experts, experts_and_shared, stacks,
 };
 use super::layer_states::LayerStates;
-use super::recurrent::{columns, decay, flat, heads_of, recurrence, short_conv, silu};
+use super::recurrent::{columns, decay, flat, gated_recurrence, heads_of, short_conv, silu};
 use super::tensors::{
     ATTENTION, Cut, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, MLP_NORM, QK_NORMS, TensorName, TensorTable,
 };
@@ -63,11 +63,12 @@ impl DeltaMixer {
         let mixed = g.concat(&parts, 1)?;
         let mixed = short_conv(g, at, "conv1d", mixed, self.kernel, false)?;
         let mixed = silu(g, mixed)?;
+        // Rounded as the published kernels round the convolution's output, and queries and keys of norm 1.
+        let mixed = g.cast(mixed, dtype)?;
         let [q, k, v] = columns(g, mixed, self.widths())?;
         let (q, k) = (heads_of(g, q, self.key_heads)?, heads_of(g, k, self.key_heads)?);
         let v = heads_of(g, v, self.value_heads)?;
         let (q, k) = (unit(g, q)?, unit(g, k)?);
-        let q = scaled(g, q, (self.key as f64).sqrt().recip())?;
 
         let beta = g.cast(beta, DType::F32)?;
         let beta = g.sigmoid(beta)?;
@@ -80,14 +81,10 @@ impl DeltaMixer {
         let decay = decay(g, step, [self.value_heads])?;
         let decay = heads_of(g, decay, self.value_heads)?;
 
-        // `S = a S + k (beta (v - a k^T S))^T`: what is erased is `-beta k (a k)^T S`.
-        let of_heads = repeated(g, k, self.value_heads)?;
-        let kept = g.exp(decay)?;
-        let erase = g.mul(of_heads, kept)?;
-        let write = g.mul(of_heads, beta)?;
-        let write = scaled(g, write, -1.0)?;
-        let v = g.mul(v, beta)?;
-        let y = recurrence(g, at, [q, k, v, decay], Some([erase, write]))?;
+        let y = gated_recurrence(g, at, [q, k, v, beta, decay], true)?;
+        let y = g.cast(y, DType::F32)?;
+        // As if the queries were divided by it.
+        let y = scaled(g, y, (self.key as f64).sqrt().recip())?;
 
         let y = NormKind::Rms(eps).apply(g, "norm", y)?;
         let gate = g.cast(gate, DType::F32)?;
@@ -100,23 +97,15 @@ impl DeltaMixer {
 
 /// The heads of `x`, `[tokens, heads, width]`, each divided by its Euclidean norm.
 fn unit(g: &mut Builder, x: Var) -> GraphResult<Var> {
+    let dtype = g.ty(x)?.dtype;
+    let x = g.cast(x, DType::F32)?;
     let squares = g.mul(x, x)?;
     let sum = g.reduce_sum(squares, 2)?;
     let eps = g.constant_like(sum, 1e-6)?;
     let sum = g.add(sum, eps)?;
     let inverse = g.rsqrt(sum)?;
-    g.mul(x, inverse)
-}
-
-/// Each head of `x`, `[tokens, heads, width]`, several times, for `heads` neighbouring ones.
-fn repeated(g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
-    let shape = g.ty(x)?.shape.clone();
-    let [few, width] = [1, 2].map(|axis| shape.0[axis].as_const().unwrap_or_default());
-    let tokens = Dim::sym(symbols::TOKENS);
-    let apart = g.reshape(x, Shape(vec![tokens.clone(), few.into(), 1.into(), width.into()]))?;
-    let several = Shape(vec![tokens.clone(), few.into(), (heads / few).into(), width.into()]);
-    let several = g.broadcast(apart, several)?;
-    g.reshape(several, Shape(vec![tokens, heads.into(), width.into()]))
+    let y = g.mul(x, inverse)?;
+    g.cast(y, dtype)
 }
 
 /// Every size and switch of a Qwen3-Next model.

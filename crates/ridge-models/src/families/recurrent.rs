@@ -114,16 +114,40 @@ pub(super) fn recurrence(
     [q, k, v, log_decay]: [Var; 4],
     low_rank: Option<[Var; 2]>,
 ) -> GraphResult<Var> {
-    let extent = |g: &Builder, x: Var, axis: usize| g.ty(x).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default());
-    let (heads, key, value) = (extent(g, v, 1)?, extent(g, k, 2)?, extent(g, v, 2)?);
     if !at.keeps_states() {
         return whole_recurrence(g, at.positions(), [q, k, v, log_decay], low_rank);
     }
-    let width = heads * key * value;
-    let [table, lines] = fixed_lines(g, RECURRENT_STATE, DType::F32, width)?;
+    let [table, lines] = state_lines(g, k, v)?;
     let [_, starts] = rows(g)?;
     let [y, _] = g.stateful_recurrence([q, k, v, log_decay, table, lines, starts], low_rank)?;
     Ok(y)
+}
+
+/// The recurrence of `q`, `k` and `v` in the dtype of activations, whose keys decay alike, with the layer's state: `y` in that dtype; see
+/// [`ridge_graph::ops::GatedRecurrence`].
+pub(super) fn gated_recurrence(
+    g: &mut Builder,
+    at: &DecoderLayer<'_>,
+    [q, k, v, weight, log_decay]: [Var; 5],
+    delta: bool,
+) -> GraphResult<Var> {
+    if !at.keeps_states() {
+        let dtype = g.ty(v)?.dtype;
+        let (operands, low_rank) = g.gated_operands([q, k, v, weight, log_decay], delta)?;
+        let y = whole_recurrence(g, at.positions(), operands, low_rank)?;
+        return g.cast(y, dtype);
+    }
+    let [table, lines] = state_lines(g, k, v)?;
+    let [_, starts] = rows(g)?;
+    let [y, _] = g.gated_recurrence([q, k, v, weight, log_decay, table, lines, starts], delta)?;
+    Ok(y)
+}
+
+/// The table of the layer's states, for keys `k` and values `v`, and the lines that rows read and write.
+fn state_lines(g: &mut Builder, k: Var, v: Var) -> GraphResult<[Var; 2]> {
+    let extent = |g: &Builder, x: Var, axis: usize| g.ty(x).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default());
+    let (heads, key, value) = (extent(g, v, 1)?, extent(g, k, 2)?, extent(g, v, 2)?);
+    fixed_lines(g, RECURRENT_STATE, DType::F32, heads * key * value)
 }
 
 /// The recurrence over whole sequences, packed one behind another, as one whose state is lost where a sequence begins.
@@ -291,6 +315,8 @@ impl Mamba2Mixer {
         let [gate, xbc, dt] = columns(g, all, widths)?;
         let xbc = short_conv(g, at, "conv1d", xbc, self.kernel, self.conv_bias)?;
         let xbc = silu(g, xbc)?;
+        // Rounded as the published kernels round the convolution's output.
+        let xbc = g.cast(xbc, ty.dtype)?;
         let of_groups = self.groups * self.state;
         let [x, b, c] = columns(g, xbc, [self.inner(), of_groups, of_groups])?;
         let x = heads_of(g, x, self.heads)?;
@@ -306,10 +332,10 @@ impl Mamba2Mixer {
         }
         let decay = decay(g, dt, [self.heads])?;
         let (dt, decay) = (heads_of(g, dt, self.heads)?, heads_of(g, decay, self.heads)?);
-        let v = g.mul(x, dt)?;
-        let y = recurrence(g, at, [c, b, v, decay], None)?;
+        let y = gated_recurrence(g, at, [c, b, x, dt, decay], false)?;
         let skip = f32_weight(g, "D", [self.heads])?;
         let skip = g.reshape(skip, Shape::new([self.heads, 1]))?;
+        let (x, y) = (g.cast(x, DType::F32)?, g.cast(y, DType::F32)?);
         let skip = g.mul(x, skip)?;
         let y = g.add(y, skip)?;
         let y = flat(g, y)?;
