@@ -1,7 +1,7 @@
 // The chunks of rows in turn, and what they give, of gated recurrences in bf16: recurrence_gated.cuh says how.
 
-// How `gated_states` divides a chunk: its warps each have keys of the state, and with DELTA 8 or 16 tokens of u.
-#define STATE_WARPS (DELTA && DEPTH % 128 == 0 ? 8 : 4)
+// How `gated_states` divides a chunk: its warps each have keys of the state, and with DELTA 16 tokens of u.
+#define STATE_WARPS 4
 #define STATE_THREADS (STATE_WARPS * 32)
 #define OF_WARP (DEPTH / STATE_WARPS)
 #define MY_STEPS (OF_WARP / 16)
@@ -12,7 +12,7 @@
 #define FACTORS_BYTES (2 * CHUNK * 4)
 #define SYSTEM_BYTES (DELTA ? TRIANGLE * 3 * 512 : 0)
 #define STAGE (KEYS_BYTES + VALUES_BYTES + FACTORS_BYTES + SYSTEM_BYTES)
-#define STAGES (DELTA ? 2 : 3)
+#define STAGES 2
 
 extern "C" __global__ __launch_bounds__(STATE_THREADS) void gated_states(
     const u16* __restrict__ k, const u16* __restrict__ v, const float* __restrict__ before, const int* __restrict__ starts,

@@ -120,8 +120,7 @@ fn in_chunks(all: &Extents) -> Result<(Vec<DeviceAction>, usize, usize), String>
     let system = CHUNK * (CHUNK + 4) * size_of::<f32>();
     let for_systems = with_delta(system + system.max(keys));
     let stage = keys + values(TILE) + 2 * CHUNK * size_of::<f32>() + with_delta(SYSTEM_BYTES);
-    let state_warps = if delta && depth.is_multiple_of(128) { 8 } else { 4 };
-    let for_states = if delta { 2 * stage + state_warps * CHUNK * TILE * size_of::<f32>() } else { 3 * stage };
+    let for_states = 2 * stage + with_delta(THREADS as usize / 32 * CHUNK * TILE * size_of::<f32>());
     let for_outputs =
         2 * keys + OUTPUT_COLUMNS * depth * size_of::<u16>() + values(OUTPUT_COLUMNS) * if delta { 2 } else { 1 };
     let launch = |entry: &str, [blocks, threads, shared]: [usize; 3], args: Vec<LaunchArg>| {
@@ -138,7 +137,7 @@ fn in_chunks(all: &Extents) -> Result<(Vec<DeviceAction>, usize, usize), String>
     let threads = THREADS as usize;
     let actions = [
         launch("gated_systems", [of_heads, threads, for_systems], of_systems)?,
-        launch("gated_states", [for_rows, 32 * state_warps, for_states], of_states.map(Clone::clone).to_vec())?,
+        launch("gated_states", [for_rows, threads, for_states], of_states.map(Clone::clone).to_vec())?,
         launch("gated_outputs", [for_columns, threads, for_outputs], of_outputs)?,
     ];
     let most = for_systems.max(for_states + with_delta(DECLARED_BYTES)).max(for_outputs);
