@@ -29,7 +29,8 @@ typedef Accumulator<Operand>::Of Accumulated;
 // Bytes of a row of a slice, which is swizzled so, and the elements of it.
 #define LINE 128
 #define DEPTH (LINE / (int)sizeof(Operand::Raw))
-#define GROUP 8
+// Bytes of the left side that L2 keeps beside what passes through it.
+#define KEPT (32 << 20)
 #define PARTS (ALTERNATE ? 2 : 1)
 #define ROWS (64 * (ALTERNATE ? PARTS : CONSUMERS))
 #define WIDTH (SWIGLU ? COLUMNS / 2 : COLUMNS)
@@ -118,8 +119,9 @@ __device__ inline void promote(float* d, const float* sums, const SliceScales& s
 
 // Where tile `t` begins: rows in groups, columns within a group, and of which right side.
 struct Tiles {
-    u32 rows, columns, before[COUNT];
+    u32 rows, columns, group, before[COUNT];
     __device__ Tiles(const Numbers<2 + COUNT>& n) : rows((u32)((n.v[0] + BAND - 1) / BAND)), columns(0) {
+        group = (u32)max((i64)4, min((i64)32, KEPT / (n.v[1] * BAND * (i64)sizeof(Operand::Raw))));
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             before[i] = columns;
@@ -128,9 +130,8 @@ struct Tiles {
     }
     __device__ u32 all() const { return rows * columns; }
     __device__ void of(u32 t, int& row, int& column, int& side) const {
-        const u32 group = t / (GROUP * columns), rest = t - group * GROUP * columns;
-        const u32 high = min(rows - group * GROUP, (u32)GROUP);
-        row = (int)((group * GROUP + rest % high) * BAND);
+        const u32 above = t / (group * columns) * group, rest = t - above * columns, high = min(rows - above, group);
+        row = (int)((above + rest % high) * BAND);
         const u32 at = rest / high;
         u32 from = 0;
         side = 0;
