@@ -11,6 +11,7 @@ mod block_text;
 mod blocks_row;
 mod cache_epilogue;
 mod convolution;
+mod encode_blocks;
 mod entry;
 mod experts;
 mod experts_few;
@@ -42,12 +43,13 @@ use ridge_graph::passes;
 
 use crate::kernel::{CudaKernel, CudaKernelSpec};
 
+pub(crate) use encode_blocks::{ENCODER_THREADS, block_encoder, encoded_group};
 pub use entry::CudaKernelEntry;
 pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 40] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 41] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
@@ -60,6 +62,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 40] = [
     attention_training::TRAINING,
     blocks_row::ROW,
     convolution::CAUSAL,
+    encode_blocks::ENCODE,
     experts::EXPERTS,
     experts::ROUTER,
     experts_few::FEW,

@@ -116,26 +116,55 @@ fn rows_become_codes_on_the_way_to_products_by_codes() {
     hold(&gpu, &codes::linears_of_codes());
 }
 
+/// Are `values`, `[rows, columns]`, made into `format` on the device as on the host?
+fn hold_encoding(gpu: &dyn Backend, format: &FormatRef, dtype: DType, values: &[f32], shape: [usize; 2]) {
+    let plain = dtype.encode(values.iter().map(|v| f64::from(*v)));
+    let ty = Type::tensor(dtype, shape).stored_as(format.clone());
+    let buffer = gpu.encode(&ty, &WeightData::Owned(plain)).expect("encodes").expect("on the device");
+    let (offsets, _) = component_offsets(&ty, &Bindings::new()).expect("has components");
+    let got = gpu.read(&buffer).expect("reads");
+    for (wanted, offset) in format.encode(values, &shape, None).iter().zip(offsets) {
+        let got = &got[offset..][..wanted.len()];
+        let differs = got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
+        let around = |bytes: &[u8]| differs.map(|at| bytes[at..].iter().take(16).copied().collect::<Vec<_>>());
+        assert!(
+            differs.is_none(),
+            "{} of {dtype}, component at {offset}, byte {differs:?}: {:?} for {:?}",
+            format.name(),
+            around(got),
+            around(wanted)
+        );
+    }
+}
+
 #[test]
 fn weights_are_encoded_on_the_device_as_on_the_host() {
     let Some(gpu) = gpu() else { return };
-    for codes in [CodeType::F8E4M3, CodeType::Int8] {
+    let rows = |codes| FormatRef::new(ScaledFormat::new(codes, ScaleLayout::Row));
+    let by_rows = [CodeType::F8E4M3, CodeType::Int8].map(|codes| (rows(codes), [37, 129]));
+    // Blocks of 256 that do not fill the last block of threads, and some of zeros, of few digits and of a wide range.
+    let in_blocks = ridge_graph::format::all().into_iter().map(|format| (format, [37, 1280]));
+    for (format, shape) in by_rows.into_iter().chain(in_blocks) {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let format = FormatRef::new(ScaledFormat::new(codes, ScaleLayout::Row));
-            let plain = Rng::new(4).normal(dtype, &[37, 129]);
-            let ty = Type::tensor(dtype, [37, 129]).stored_as(format.clone());
-            let buffer =
-                gpu.encode(&ty, &WeightData::Owned(plain.to_bytes())).expect("encodes").expect("on the device");
-            let values: Vec<f32> = plain.floats().iter().map(|v| *v as f32).collect();
-            let (offsets, _) = component_offsets(&ty, &Bindings::new()).expect("has components");
-            let got = gpu.read(&buffer).expect("reads");
-            for (wanted, offset) in format.encode(&values, &[37, 129], None).iter().zip(offsets) {
-                assert!(
-                    got[offset..][..wanted.len()] == **wanted,
-                    "{} of {dtype}, component at {offset}",
-                    format.name()
-                );
+            let plain = Rng::new(4).normal(dtype, &shape);
+            let mut values: Vec<f32> = plain.floats().iter().map(|v| *v as f32).collect();
+            for (i, x) in values.iter_mut().enumerate() {
+                match i / 256 % 7 {
+                    1 => *x = 0.0,
+                    2 => *x = x.round(),
+                    3 => *x = x.abs(),
+                    4 => *x *= f32::powi(2.0, i as i32 % 13 - 9),
+                    5 => *x = -0.25,
+                    _ => {}
+                }
             }
+            let values: Vec<f32> =
+                Tensor::from_bytes(dtype, &shape, &dtype.encode(values.iter().map(|v| f64::from(*v))))
+                    .floats()
+                    .iter()
+                    .map(|v| *v as f32)
+                    .collect();
+            hold_encoding(&*gpu, &format, dtype, &values, shape);
         }
     }
 }
