@@ -8,27 +8,19 @@
 // into two rings, a box for each cache block; the third divides an item's tokens into segments of one sequence. Each of CONSUMERS
 // warpgroups multiplies 64 rows: it issues the scores of the next tile, then the values of this one, and takes the next tile's
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
+// A cache of codes goes through the registers of four producer warps (`attention_codes_sm90.cuh`), and wgmma multiplies f16.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
 // block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu; FEW: tokens in runs of
 // fewer are left out, 0 for none, and PROMPTS, whether tokens behind their sequences' prompts are (runs.cuh); LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
-// nothing; CONSUMERS; STAGES. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
+// nothing; CONSUMERS; STAGES; what `codes.cuh` takes: of codes CONSUMERS is 2, and PAGED 1. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks. For other architectures it is empty, and is not launched.
 
-#define ROWS (64 * CONSUMERS)
-#define COLUMNS 128
-#define SLICES (DIM / 64)
-#define Q_BYTES (ROWS * DIM * 2)
-#define SIDE_BYTES (COLUMNS * DIM * 2)
-// In shared memory, from eight positions to the next eight, and from 64 columns of them to the next 64.
-#define GROUP_BYTES (PAGED ? SLICES * 1024 : 1024)
-#define SLICE_BYTES (PAGED ? 1024 : COLUMNS * 128)
 // Tiles of tokens that are sorted by length.
 #define MAX_SORTED 512
 #define MASKED -1.0e30f
-#define LOG2E 1.44269504088896340736f
-// Of a row: padding, whose result is 0, and a token that another kernel takes.
-#define PADDING -1
-#define LEFT_OUT -2
+// Registers of a thread, of which a block has 504 for each three or 512 for each four: producers of codes convert them.
+#define PRODUCER_REGISTERS (CODED ? (DIM == 64 ? 88 : 72) : CONSUMERS == 2 ? 40 : 32)
+#define CONSUMER_REGISTERS (CODED ? (DIM == 64 ? 208 : 216) : CONSUMERS == 2 ? 232 : 160)
 
 __device__ inline float power(float x) {
     float y;
@@ -36,94 +28,20 @@ __device__ inline float power(float x) {
     return y;
 }
 
-// Rows [low, high) of an item, packed, are of one sequence, and see positions from `first`, where a tile begins, up to `end`. `id` is
-// the sequence's row of the table, or where keys are not paged the token of its position 0.
-struct alignas(16) Segment { int rows, id, first, end; };
-
-// What the producer tells of an item.
-struct Item { int segments, id[ROWS], position[ROWS]; Segment segment[ROWS]; };
-
-// Items of a block: the i-th of all in the order of work, or -1.
-__device__ inline int item_of(int round, int all) {
-    const int at = round * (int)gridDim.x + (round & 1 ? (int)gridDim.x - 1 - (int)blockIdx.x : (int)blockIdx.x);
-    return at < all ? at : -1;
-}
-
-// The tiles of an item in their order.
-struct Cursor {
-    const Item& item;
-    int at, start;
-    Segment segment;
-    __device__ Cursor(const Item& item) : item(item), at(0), start(0) {
-        if (item.segments > 0) begin();
-    }
-    __device__ void begin() { segment = item.segment[at]; start = segment.first; }
-    __device__ bool some() const { return at < item.segments; }
-    __device__ void next() {
-        start += COLUMNS;
-        if (start < segment.end) return;
-        if (++at < item.segments) begin();
-    }
-};
-
-// The segments and positions of an item's rows, by one warp.
-__device__ inline void divide(
-    Item& item, const int* ids, const int* positions, const int* prompts, int token, int tokens, i64 visible
-) {
-    const int lane = threadIdx.x % 32, rows = min(ROWS, tokens - token);
-#pragma unroll 1
-    for (int r = lane; r < ROWS; r += 32) {
-        const int t = token + r;
-        bool taken = t < tokens;
-        const int id = taken ? ids[t] : -1, position = taken ? positions[t] : -1;
-#if SOME_APART
-        taken = taken && !is_apart(ids, positions, prompts, tokens, t);
-#endif
-        item.position[r] = !taken ? LEFT_OUT : id < 0 || position < 0 ? PADDING : position;
-        item.id[r] = !taken || position < 0 ? -1 : id;
-    }
-    __syncwarp();
-    int segments = 0;
-#pragma unroll 1
-    for (int low = 0; low < rows;) {
-        int own = item.id[low], high = rows, least = 0x7fffffff, last = -1;
-#pragma unroll 1
-        for (int r = low + 1; r < rows; r += 32) {
-            const u32 others = __ballot_sync(~0u, r + lane < rows && item.id[min(r + lane, ROWS - 1)] != own);
-            if (others) { high = r + __ffs(others) - 1; break; }
-        }
-        if (own >= 0) {
-#pragma unroll 1
-            for (int r = low + lane; r < high; r += 32) {
-                least = min(least, item.position[r]);
-                last = max(last, item.position[r]);
-            }
-            least = __reduce_min_sync(~0u, least);
-            last = __reduce_max_sync(~0u, last);
-            int end = last + 1;
-#if PAGED
-            end = (int)min((i64)end, visible);
-#else
-            // The token of position 0 of this sequence.
-            own = token + low - item.position[low];
-#endif
-            const int first = WINDOW > 0 ? max(0, least - WINDOW + 1) / COLUMNS * COLUMNS : 0;
-            if (first < end) {
-                if (lane == 0) item.segment[segments] = Segment{low | high << 16, own, first, end};
-                ++segments;
-            }
-        }
-        low = high;
-    }
-    if (lane == 0) item.segments = segments;
-}
-
 extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention_sm90(
-    const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap cache,
+    const __grid_constant__ TensorMap q,
+#if CODED
+    const Stored* __restrict__ cache,
+#else
+    const __grid_constant__ TensorMap cache,
+#endif
 #if !PAGED
     const __grid_constant__ TensorMap values, const int* __restrict__ scattered,
 #endif
     const int* __restrict__ table, const int* __restrict__ ids, const int* __restrict__ positions,
+#if CODED
+    const float* __restrict__ scales,
+#endif
 #if SINKS
     const float* __restrict__ sinks,
 #endif
@@ -144,21 +62,27 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     __shared__ u16 order[MAX_SORTED];
     const u32 room = (shared_address(shared) + 1023) & ~1023u, k_ring = room + 2 * Q_BYTES;
     const u32 v_ring = k_ring + STAGES * SIDE_BYTES;
+#if CODED
+    const u32 of_columns = v_ring + STAGES * SIDE_BYTES;
+    __shared__ float of_rows[ROWS];
+#endif
     const u32 item_full = shared_address(barriers), item_free = item_full + 16;
     const u32 k_full = item_free + 16, k_free = k_full + 8 * STAGES;
     const u32 v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = threadIdx.x % 32;
     const int tokens = (int)n.v[0], heads = (int)n.v[1];
     const int tiles = (tokens + ROWS - 1) / ROWS, all = tiles * heads;
+    // Of the last round some blocks have none.
     const int rounds = (all + (int)gridDim.x - 1) / (int)gridDim.x;
+    const int block_items = rounds > 0 && item_of(rounds - 1, all) < 0 ? rounds - 1 : rounds;
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) {
             barrier_init(item_full + 8 * s, 32);
-            barrier_init(item_free + 8 * s, CONSUMERS + 64);
+            barrier_init(item_free + 8 * s, CONSUMERS + (CODED ? PRODUCERS : 64));
         }
         for (int s = 0; s < STAGES; ++s) {
-            barrier_init(k_full + 8 * s, 1);
-            barrier_init(v_full + 8 * s, 1);
+            barrier_init(k_full + 8 * s, CODED ? PRODUCERS : 1);
+            barrier_init(v_full + 8 * s, CODED ? PRODUCERS : 1);
             barrier_init(k_free + 8 * s, CONSUMERS);
             barrier_init(v_free + 8 * s, CONSUMERS);
         }
@@ -202,31 +126,35 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
         __syncthreads();
     }
     auto token_of = [&](int at) { return (sorted ? order[at / heads] : tiles - 1 - at / heads) * ROWS; };
+    // An item into its place, by one warp: what rows see, and their q.
+    auto prepare = [&](int nth) {
+        const int at = item_of(nth, all), token = token_of(at), slot = nth & 1;
+        const u32 full = item_full + 8 * slot;
+        barrier_wait(item_free + 8 * slot, ~(nth >> 1) & 1);
+        divide(items[slot], ids, positions, prompts, token, tokens, n.v[2] * BLOCK);
+        // Every lane has written a part of the item.
+        if (lane != 0) {
+            barrier_arrive(full);
+        } else {
+            barrier_expect(full, Q_BYTES);
+#pragma unroll
+            for (int s = 0; s < SLICES; ++s)
+                copy_box(room + slot * Q_BYTES + s * (ROWS * 128), &q, full, at % heads * DIM + s * 64, token);
+        }
+        __syncwarp();
+    };
     if (group == 0) {
-        registers_lower<CONSUMERS == 2 ? 40 : 32>();
+        registers_lower<PRODUCER_REGISTERS>();
+#if CODED
+        const Rings rings = {item_full, item_free, k_full, k_free, v_full, v_free, k_ring, of_columns};
+        const CodedCache coded = {cache, scales, table, (int)n.v[2], (int)n.v[3], heads / SHARE, heads / SHARE * BLOCK, scale};
+        bring_codes(rings, coded, items, block_items, prepare, [&](int nth) { return item_of(nth, all) % heads / SHARE; });
+#else
         const int warp = threadIdx.x / 32;
         u32 count = 0;
         if (warp == 2) {
             if (lane == 0) prefetch_map(&q);
-            for (int round = 0; round < rounds; ++round) {
-                const int at = item_of(round, all);
-                if (at < 0) continue;
-                const int token = token_of(at), slot = count & 1;
-                const u32 full = item_full + 8 * slot;
-                barrier_wait(item_free + 8 * slot, ~(count >> 1) & 1);
-                divide(items[slot], ids, positions, prompts, token, tokens, n.v[2] * BLOCK);
-                // Every lane has written a part of the item.
-                if (lane != 0) {
-                    barrier_arrive(full);
-                } else {
-                    barrier_expect(full, Q_BYTES);
-#pragma unroll
-                    for (int s = 0; s < SLICES; ++s)
-                        copy_box(room + slot * Q_BYTES + s * (ROWS * 128), &q, full, at % heads * DIM + s * 64, token);
-                }
-                __syncwarp();
-                ++count;
-            }
+            for (int nth = 0; nth < block_items; ++nth) prepare(nth);
             return;
         }
         if (warp > 2) return;
@@ -238,9 +166,8 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
         }
         const u32 ring = warp == 0 ? k_ring : v_ring, full = warp == 0 ? k_full : v_full, free = warp == 0 ? k_free : v_free;
         u32 stage = 0, parity = 1;
-        for (int round = 0; round < rounds; ++round) {
-            const int at = item_of(round, all);
-            if (at < 0) continue;
+        for (int nth = 0; nth < block_items; ++nth) {
+            const int at = item_of(nth, all);
             const int key = at % heads / SHARE, slot = count & 1;
             barrier_wait(item_full + 8 * slot, count >> 1 & 1);
             ++count;
@@ -286,21 +213,31 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
             }
             barrier_arrive(item_free + 8 * slot);
         }
+#endif
     } else {
-        registers_raise<CONSUMERS == 2 ? 232 : 160>();
+        registers_raise<CONSUMER_REGISTERS>();
         const int own = group - 1, warp = threadIdx.x / 32 % 4, pair = lane & 3;
         const int first_row = own * 64 + warp * 16 + lane / 4;
         if (own == CONSUMERS - 1) group_arrive(1, 256);
+        // One number for both, less 1 for values, makes ptxas wait for each wgmma (its message C7520): a third of the rate.
         u32 count = 0, k_at = 0, v_at = 0;
-        for (int round = 0; round < rounds; ++round) {
-            const int at = item_of(round, all);
-            if (at < 0) continue;
-            const int head = at % heads, token = token_of(at), slot = count & 1;
+        for (int nth = 0; nth < block_items; ++nth) {
+            const int at = item_of(nth, all);
+            const int slot = count & 1;
+#if !CODED
+            const int head = at % heads, token = token_of(at);
+#endif
             const Item& item = items[slot];
             barrier_wait(item_full + 8 * slot, count >> 1 & 1);
             ++count;
+#if !CODED
             const int position[2] = {item.position[first_row], item.position[first_row + 8]};
+#endif
             const u64 x = swizzled(room + slot * Q_BYTES + own * 64 * 128);
+#if CODED
+            const bool fitted = fit_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64);
+            group_wait(4 + own, 128);
+#endif
             float score[COLUMNS / 2], value[DIM / 2];
             u32 weight[COLUMNS / 4];
             float most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f}, keep[2];
@@ -309,7 +246,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 const u64 w = swizzled(k_ring + stage * SIDE_BYTES, GROUP_BYTES);
 #pragma unroll
                 for (int k = 0; k < DIM / 16; ++k)
-                    Wgmma<D, COLUMNS>::of(score, x + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2,
+                    Wgmma<Multiplied, COLUMNS>::of(score, x + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2,
                         w + k / 4 * (SLICE_BYTES >> 4) + k % 4 * 2, k > 0);
                 products_end();
             };
@@ -317,11 +254,12 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 const u64 w = swizzled_columns(v_ring + stage * SIDE_BYTES, SLICE_BYTES, GROUP_BYTES);
 #pragma unroll
                 for (int k = 0; k < COLUMNS / 16; ++k)
-                    WgmmaRows<D, DIM>::of(value, weight + 4 * k, w + k * (2 * GROUP_BYTES >> 4), k > 0 ? 1 : add);
+                    WgmmaRows<Multiplied, DIM>::of(value, weight + 4 * k, w + k * (2 * GROUP_BYTES >> 4), k > 0 ? 1 : add);
                 products_end();
             };
             // Rows of the last cache block that no token has written yet: anything times 0 must be 0.
             auto clear = [&](u32 stage, int from) {
+#if !CODED
                 const int to = (from + BLOCK - 1) / BLOCK * BLOCK;
                 if (!PAGED || from >= COLUMNS || from == to) return;
                 for (int i = threadIdx.x % 128; i < (to - from) * 8 * SLICES; i += 128) {
@@ -332,10 +270,35 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 }
                 stores_before_products();
                 group_wait(4 + own, 128);
+#endif
             };
-            // Scores to powers, with the new maximum and sum of each row.
-            auto softmax = [&](const Cursor& c) {
+            // Scores to powers, with the new maximum and sum of each row; of the tile that is so many from the first.
+            auto softmax = [&](const Cursor& c, u32 nth_tile) {
+#if CODED
+                const u32 of_tile = of_columns + nth_tile % SCALE_SLOTS * SCALE_BYTES + pair * 16;
+                if (fitted) {
+                    const float of_row[2] = {of_rows[first_row], of_rows[first_row + 8]};
+#pragma unroll
+                    for (int i = 0; i < COLUMNS / 2; ++i) score[i] *= of_row[i >> 1 & 1];
+                }
+#pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j) {
+                    u32 of[4];
+                    load_words<4>(of, of_tile + j * 64);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float& s = score[j * 4 + i];
+                        const float factor = __uint_as_float(of[i & 1]), log = __uint_as_float(of[2 + (i & 1)]);
 #if SOFTCAP
+                        const float e = power(s * factor);
+                        s = CAP * LOG2E + log - __fdividef(2.0f * CAP * LOG2E, e + 1.0f);
+#else
+                        s = fmaf(s, factor, log);
+#endif
+                    }
+                }
+                const float factor = 1.0f;
+#elif SOFTCAP
 #pragma unroll
                 for (int i = 0; i < COLUMNS / 2; ++i) {
 #if LSE
@@ -352,6 +315,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 const float factor = scale * LOG2E;
 #endif
                 const int low = c.segment.rows & 0xffff, high = c.segment.rows >> 16;
+#if CODED
+                // Read again for each tile: registers are short.
+                const int position[2] = {item.position[first_row], item.position[first_row + 8]};
+#endif
                 int begin[2], end[2];
                 bool cut = false;
 #pragma unroll
@@ -372,6 +339,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                                 if (p >= end[y] || (WINDOW > 0 && p < begin[y])) score[j * 4 + y * 2 + i] = MASKED;
                             }
                 }
+#if CODED
+                float shifts[2];
+#endif
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
                     float largest = most[y];
@@ -384,6 +354,25 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                     const float shift = largest == MASKED ? 0.0f : -largest * factor;
                     keep[y] = power((most[y] - largest) * factor);
                     most[y] = largest;
+#if CODED
+                    shifts[y] = shift;
+                }
+                float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+                for (int j = 0; j < COLUMNS / 16; ++j) {
+                    // Weights have the scales of values: sums have not.
+                    u32 inverse[4];
+                    load_words<4>(inverse, of_tile + COLUMNS * 8 + j * 64);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+                        float& s = score[j * 8 + i];
+                        s = power(s + shifts[i >> 1 & 1]);
+                        sum[i >> 1 & 1] = fmaf(s, __uint_as_float(inverse[i >> 2 << 1 | (i & 1)]), sum[i >> 1 & 1]);
+                    }
+                }
+#pragma unroll
+                for (int y = 0; y < 2; ++y) total[y] = fmaf(total[y], keep[y], sum[y]);
+#else
                     float sum = 0.0f;
 #pragma unroll
                     for (int j = 0; j < COLUMNS / 8; ++j)
@@ -395,10 +384,11 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                         }
                     total[y] = fmaf(total[y], keep[y], sum);
                 }
+#endif
             };
             auto pack = [&] {
 #pragma unroll
-                for (int i = 0; i < COLUMNS / 4; ++i) weight[i] = Mma<D>::pack(score[2 * i], score[2 * i + 1]);
+                for (int i = 0; i < COLUMNS / 4; ++i) weight[i] = Mma<Multiplied>::pack(score[2 * i], score[2 * i + 1]);
             };
 
             Cursor cursor(item);
@@ -411,7 +401,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 products_done<COLUMNS / 2>(score);
                 if (threadIdx.x % 128 == 0) barrier_arrive(k_free + 8 * (k_at % STAGES));
                 ++k_at;
-                softmax(cursor);
+                softmax(cursor, k_at - 1);
                 pack();
                 int add = 0;
                 int left = cursor.segment.end - cursor.start;
@@ -428,7 +418,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                     products_wait<1>();
                     products_done<COLUMNS / 2>(score);
                     if (threadIdx.x % 128 == 0) barrier_arrive(k_free + 8 * k_stage);
-                    softmax(cursor);
+                    softmax(cursor, k_at);
                     products_wait<0>();
                     products_done<DIM / 2>(value);
                     if (threadIdx.x % 128 == 0) barrier_arrive(v_free + 8 * v_stage);
@@ -451,6 +441,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 if (threadIdx.x % 128 == 0) barrier_arrive(v_free + 8 * stage);
                 ++v_at;
             }
+#if CODED
+            const int head = at % heads, token = token_of(at);
+            const int position[2] = {item.position[first_row], item.position[first_row + 8]};
+#endif
             // All of this warpgroup has read the item.
             group_wait(4 + own, 128);
             if (threadIdx.x % 128 == 0) barrier_arrive(item_free + 8 * slot);
@@ -460,7 +454,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 total[y] += __shfl_xor_sync(~0u, total[y], 2);
 #if SINKS
                 if (total[y] != 0.0f)
-                    total[y] += power(sinks[head] * LOG2E - most[y] * (SOFTCAP ? LOG2E : scale * LOG2E));
+                    total[y] += power(sinks[head] * LOG2E - most[y] * (CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E));
 #endif
                 const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
                 const i64 row = (i64)(token + first_row + 8 * y) * heads + head;

@@ -11,7 +11,10 @@ __device__ inline bool is_apart(const int* ids, const int* positions, const int*
 __device__ inline bool is_apart(const int* ids, const int*, const int*, int tokens, int token) {
     const int id = ids[token];
     int run = 1;
+    // Unrolled, it took registers of the threads beside it that compute attention.
+#pragma unroll 1
     for (int t = token - 1; t >= 0 && run < FEW && ids[t] == id; --t) ++run;
+#pragma unroll 1
     for (int t = token + 1; t < tokens && run < FEW && ids[t] == id; ++t) ++run;
     return run < FEW;
 }

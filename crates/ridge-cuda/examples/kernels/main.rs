@@ -97,6 +97,7 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         cases::norms(),
         codes::quantised(),
         codes::linears_of_codes(),
+        codes::attentions_over_codes(),
         cases::blocks(),
         cases::experts(),
         few::routers(),

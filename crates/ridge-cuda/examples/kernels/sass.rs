@@ -20,7 +20,7 @@ struct SassClaim {
 
 /// Kernels for Hopper copy by the copy engine and multiply by whole warpgroups, in the loop over the slices or tiles of each
 /// item; the others copy to shared memory without registers between and multiply on tensor cores. Codes of a cache become floats
-/// in registers, on their way to the shared memory of tiles.
+/// in registers, on their way to the shared memory of tiles: such kernels need no copies of those kinds.
 const CLAIMS: [SassClaim; 10] = [
     SassClaim { entry: "attention_sm90", arch: "sm_90", needs: &["HGMMA", "UTMALDG"], depth: 2, lacks: &["HMMA"] },
     SassClaim { entry: "gemm_sm90", arch: "sm_90", needs: &["HGMMA", "UTMALDG"], depth: 2, lacks: &["HMMA"] },
@@ -41,6 +41,9 @@ const CLAIMS: [SassClaim; 10] = [
     SassClaim { entry: "attention_tiles", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
     SassClaim { entry: "linear_rows", arch: "sm_", needs: &["HMMA", "LDGSTS"], depth: 2, lacks: &[] },
 ];
+
+/// Copies to shared memory without registers between.
+const COPIES: [&str; 2] = ["LDGSTS", "UTMALDG"];
 
 /// nvdisasm, from `PATH`, CUDA_HOME, or the Python environment that is active.
 pub(crate) fn disassembler() -> Option<PathBuf> {
@@ -68,7 +71,8 @@ pub(crate) fn check(
     cubin: &[u8],
 ) -> Result<(), String> {
     let entry = &*kernel.entry;
-    let through_registers = entry == "attention_tiles" && kernel.text.contains("#define CODED 1\n");
+    let through_registers =
+        matches!(entry, "attention_tiles" | "attention_sm90") && kernel.text.contains("#define CODED 1\n");
     let Some(claim) = CLAIMS.iter().find(|claim| claim.entry == entry && arch.starts_with(claim.arch)) else {
         return Ok(());
     };
@@ -82,7 +86,7 @@ pub(crate) fn check(
     }
     let listing = String::from_utf8_lossy(&listed.stdout);
     let depths = depths(&listing);
-    for needed in claim.needs.iter().filter(|needed| !(through_registers && **needed == "LDGSTS")) {
+    for needed in claim.needs.iter().filter(|needed| !(through_registers && COPIES.contains(needed))) {
         let deepest = depths.iter().filter(|(name, _)| is(name, needed)).map(|(_, depth)| *depth).max();
         if deepest.is_none_or(|depth| depth < claim.depth) {
             return Err(format!("{entry} for {arch}: no {needed} in a loop of depth {}, but {deepest:?}", claim.depth));

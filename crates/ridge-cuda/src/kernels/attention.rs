@@ -36,11 +36,16 @@ pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
 .early_launch();
 pub(super) const LATENT: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_latent.cu")).with_tiles().early_launch();
-pub(super) const PROMPT: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/runs.cuh"), include_str!("../../kernels/attention_sm90.cu")))
-        .with_hopper()
-        .early_launch()
-        .persistent(1);
+pub(super) const PROMPT: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/codes.cuh"),
+    include_str!("../../kernels/runs.cuh"),
+    include_str!("../../kernels/attention_items.cuh"),
+    include_str!("../../kernels/attention_codes_sm90.cuh"),
+    include_str!("../../kernels/attention_sm90.cu")
+))
+.with_hopper()
+.early_launch()
+.persistent(1);
 pub(super) const TILES: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/codes.cuh"),
     include_str!("../../kernels/runs.cuh"),
@@ -238,7 +243,7 @@ impl AttentionCall<'_> {
 
     /// Does the prompt kernel take this cache?
     fn fits_prompt(&self) -> bool {
-        self.cache == self.dtype
+        (self.coded || self.cache == self.dtype)
             && matches!(self.dim, 64 | 128)
             && self.block.is_multiple_of(8)
             && PROMPT_COLUMNS.is_multiple_of(self.block)
@@ -260,7 +265,8 @@ impl AttentionCall<'_> {
     /// `q`.
     fn prompt_tiles(&self, q: OperandSlot, apart: Apart) -> Result<CudaKernel, String> {
         // Short rows leave registers for a third warpgroup, whose softmax hides more of the products, where scores are plain.
-        let plain = self.op.window.is_none() && self.op.softcap.is_none();
+        // Producers that convert codes take those registers.
+        let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.coded;
         let (consumers, stages) = match (self.dim, plain) {
             (64, true) => (3, 3),
             (64, false) => (2, 3),
@@ -281,22 +287,24 @@ impl AttentionCall<'_> {
             extents: [self.tokens, self.heads * self.dim],
             tile: [rows, 64],
         };
-        let cache = LaunchArg::Groups {
+        let groups = LaunchArg::Groups {
             at: (OperandSlot::Input(self.first), 0),
             dtype: self.cache,
             extents: [self.blocks * 2 * self.keys * self.block, self.dim],
             groups: self.block / 8,
         };
+        let cache = if self.coded { input(self.first) } else { groups };
         let mut args = vec![q_rows, cache];
-        args.extend((self.first + 1..self.first + 4 + usize::from(self.op.sinks)).map(input));
+        args.extend((self.first + 1..self.first + 4 + self.more()).map(input));
         args.extend(self.prompts(apart));
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
         let items = self.tokens.div_ceil(rows) * self.heads;
         let source = source("attention_sm90", &defines, &PROMPT);
         let mut tiles = grid(source, [items, 1, 1], 128 * (consumers as u32 + 1), args)?;
-        // Two tiles of q, the rings of keys and values, and room to align them.
-        set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024);
+        // Two tiles of q, the rings of keys and values, room to align them, and of codes what the text has for each column.
+        let of_columns = if self.coded { (stages + 1) * PROMPT_COLUMNS * 12 } else { 0 };
+        set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024 + of_columns);
         Ok(tiles)
     }
 

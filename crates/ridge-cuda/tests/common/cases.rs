@@ -280,7 +280,7 @@ pub(crate) fn blocks() -> Vec<KernelCase> {
     cases
 }
 
-/// A step of sequences of these `(cached, new)` tokens, with some padding at the end, in blocks of 16 in no order.
+/// A step of sequences of these `(cached, new)` tokens, with some padding at the end, in blocks in no order.
 pub(crate) struct Step {
     pub(crate) table: Tensor,
     pub(crate) ids: Tensor,
@@ -289,8 +289,13 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// In blocks of 16.
     pub(crate) fn new(sequences: &[(usize, usize)], padding: usize, spare: usize) -> Self {
-        let columns = sequences.iter().map(|(cached, new)| (cached + new).div_ceil(16)).max().unwrap_or(0) + spare;
+        Self::in_blocks(sequences, padding, spare, 16)
+    }
+
+    pub(crate) fn in_blocks(sequences: &[(usize, usize)], padding: usize, spare: usize, block: usize) -> Self {
+        let columns = sequences.iter().map(|(cached, new)| (cached + new).div_ceil(block)).max().unwrap_or(0) + spare;
         let blocks = sequences.len() * columns;
         let (mut ids, mut positions) = (Vec::new(), Vec::new());
         for (i, (cached, new)) in sequences.iter().enumerate() {

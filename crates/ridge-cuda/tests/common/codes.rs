@@ -1,9 +1,11 @@
 //! Cases of kernels that make codes with scales, and that multiply them.
 
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
-use ridge_graph::{Builder, DType, FormatRef, Type, Var};
+use ridge_graph::ops::PagedAttention;
+use ridge_graph::sample::Rng;
+use ridge_graph::{Builder, DType, FormatRef, Sym, Tensor, Type, Var};
 
-use crate::cases::{KernelCase, case, gated_pair, three_linears};
+use crate::cases::{KernelCase, Step, case, gated_pair, three_linears};
 
 /// What norms and gates give as codes with scales, decoded again, and products of such values.
 pub(crate) fn quantised() -> Vec<KernelCase> {
@@ -134,6 +136,65 @@ fn linears_of(format: ScaledFormat) -> Vec<KernelCase> {
                 let x = normed(g)?;
                 gated(g, x)
             }));
+        }
+    }
+    cases
+}
+
+/// Attention over caches of codes: prompts of several tiles, and among them single tokens, whose keys and values have scales of
+/// several magnitudes.
+pub(crate) fn attentions_over_codes() -> Vec<KernelCase> {
+    let prompt: &[(usize, usize)] = &[(0, 300)];
+    let mixed: &[(usize, usize)] = &[(100, 1), (0, 220), (257, 1), (300, 140), (5, 3)];
+    let (none, window, softcap) = ((None, None), (Some(150), None), (None, Some(20.0)));
+    let mut cases = Vec::new();
+    for codes in [DType::I8, DType::F8E4M3] {
+        for (dtype, dim, block, sequences, padding, (window, softcap), sinks) in [
+            (DType::BF16, 128, 16, prompt, 3, none, false),
+            (DType::BF16, 128, 32, mixed, 2, window, false),
+            (DType::BF16, 128, 64, mixed, 0, softcap, false),
+            (DType::BF16, 64, 64, mixed, 5, none, true),
+            (DType::BF16, 64, 16, mixed, 0, window, true),
+            (DType::F16, 128, 16, mixed, 0, none, true),
+            (DType::F16, 64, 32, prompt, 0, softcap, false),
+        ] {
+            let (heads, keys) = (4, 2);
+            let step = Step::in_blocks(sequences, padding, 1, block);
+            let tokens = step.ids.shape[0];
+            let what = format!(
+                "{dtype} over {codes}, dim {dim}, blocks of {block}, {sequences:?}, {window:?}, {softcap:?}, sinks {sinks}"
+            );
+            let of_scales = [step.blocks, 2, keys, block];
+            let cache = [step.blocks, 2, keys, block, dim];
+            let mut case = case("attention", &what, |g| {
+                let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
+                let kv = g.state("kv", Type::state(codes, cache))?;
+                let int = |g: &mut Builder, name: &str, of: &Tensor| g.step_input(name, of.ty());
+                let table = int(g, "table", &step.table)?;
+                let (ids, positions) = (int(g, "ids", &step.ids)?, int(g, "positions", &step.positions)?);
+                let mut more = vec![g.state("scales", Type::state(DType::F32, of_scales))?];
+                if sinks {
+                    more.push(g.weight("sinks", Type::tensor(DType::F32, [heads]))?);
+                }
+                let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
+                let op = PagedAttention { window, softcap, sinks, ..op };
+                Ok(vec![g.attention_with([q, kv, table, ids, positions], &more, op)?])
+            });
+            let mut rng = Rng::new(7);
+            let (kv, unit) = match codes {
+                DType::I8 => (rng.integers(codes, &cache, -127, 128), 0.02),
+                _ => (rng.normal(codes, &cache), 1.0),
+            };
+            let scales = rng.normal(DType::F32, &of_scales).floats().iter().map(|x| unit * x.exp()).collect();
+            let scales = Tensor::float(DType::F32, &of_scales, scales).rounded();
+            case.given = vec![
+                ("kv", kv),
+                ("scales", scales),
+                ("table", step.table),
+                ("ids", step.ids),
+                ("positions", step.positions),
+            ];
+            cases.push(case);
         }
     }
     cases

@@ -111,6 +111,12 @@ fn values_are_quantised_where_they_are_made_and_multiplied_as_codes() {
 }
 
 #[test]
+fn prompts_and_single_tokens_read_caches_of_codes() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &codes::attentions_over_codes());
+}
+
+#[test]
 fn rows_become_codes_on_the_way_to_products_by_codes() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &codes::linears_of_codes());
