@@ -2,8 +2,9 @@
 // layout that the copy engine would leave there, so that wgmma multiplies codes as they are; f16 holds them exactly. Scales of
 // keys are factors of scores. Logarithms of the scales of values are added to the exponents of weights, which with their scales are at
 // most 1; sums of weights without them take the inverse of the scales.
-// Floor of a tile of 128 positions at DIM 128: 2,048 vectors of 16 codes, 16 to a producer, at some 20 (E4M3) to 30 (int8) instructions
-// each: 320 to 480 of the 3,000 issue slots that the tile's products and softmax last.
+// Floor: a tile of 128 positions at DIM 128 is 2,048 vectors of 16 codes, 16 to a producer, at some 20 (E4M3) to 30 (int8) instructions
+// each: 320 to 480 issue slots of a quarter of the multiprocessor, beside some 1,200 of consumers, of at least 2,048 cycles of
+// products. Shared memory is as busy: of those cycles wgmma reads in 1,280, producers store in 512, and factors of columns take 192.
 // Defines: those of `codes.cuh`, `attention_items.cuh` and `attention_sm90.cu`.
 
 #if CODED
