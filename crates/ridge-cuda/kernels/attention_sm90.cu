@@ -19,8 +19,8 @@
 #define MAX_SORTED 512
 #define MASKED -1.0e30f
 // Registers of a thread, of which a block has 504 for each three or 512 for each four: producers of codes convert them.
-#define PRODUCER_REGISTERS (CODED ? (DIM == 64 ? 88 : 72) : CONSUMERS == 2 ? 40 : 32)
-#define CONSUMER_REGISTERS (CODED ? (DIM == 64 ? 208 : 216) : CONSUMERS == 2 ? 232 : 160)
+#define PRODUCER_REGISTERS (CODED ? 88 : CONSUMERS == 2 ? 40 : 32)
+#define CONSUMER_REGISTERS (CODED ? 208 : CONSUMERS == 2 ? 232 : 160)
 
 __device__ inline float power(float x) {
     float y;
