@@ -200,6 +200,12 @@ pub trait Composite: fmt::Debug + Send + Sync + DynEq {
         Work::Pass
     }
 
+    /// The op as it computes one row of each sequence, and not all tokens of a step, where its cost is told in other symbols
+    /// then; `None` where it is the same.
+    fn of_single_rows(&self) -> Option<CompositeRef> {
+        None
+    }
+
     /// How its gradient is found; by default through the decomposition.
     fn gradient(&self) -> Gradient {
         Gradient::Derived

@@ -5,7 +5,7 @@
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`, or
 //! `index_topk` and `selected_attention`), `swiglu` or `gelu`, or
 //! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
-//! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
+//! serves, `take_rows` (of the tokens whose logits are wanted), `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
 //! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
 //! when it trains. `planned` has what is for plans alone. `quantize` and `quantize_delayed` store values as codes with scales, which
 //! `fp8_linear` multiplies when a model trains; `stochastic_round` stores weights in bf16.
@@ -72,6 +72,7 @@ mod stateful_recurrence;
 mod stochastic_round;
 mod swiglu;
 mod table_write;
+mod take_rows;
 mod token_layout;
 mod user_gradient;
 mod wkv;
@@ -129,6 +130,7 @@ pub use stateful_recurrence::StatefulRecurrence;
 pub use stochastic_round::StochasticRound;
 pub use swiglu::{Swiglu, SwigluBackward};
 pub use table_write::TableWrite;
+pub use take_rows::TakeRows;
 pub use token_layout::TokenLayout;
 pub use user_gradient::UserGradient;
 pub use wkv::Wkv;

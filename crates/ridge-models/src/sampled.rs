@@ -9,7 +9,7 @@ use crate::model::{BuildOptions, HISTORY, LAST_HIDDEN, PROMPT_LENGTHS, StepInput
 /// from:
 /// - `hidden`: f32 `[tokens, hidden]`;
 /// - `all_logits`: f32 `[tokens, vocab]`;
-/// - `logits`: f32 `[seqs, vocab]`, of each row's last token;
+/// - `logits`: f32 `[seqs, vocab]`, of each row's last token; unspecified where a row has none;
 /// - `next`: i32 `[seqs]`, sampled from `logits` by each row's keys ([`SampleToken::KEYS`] but for the position, which is
 ///   that which the token will have); -1 where it cannot be;
 /// - `next_adjusted`: the same after each row's biases (`bias_ids`, `bias_values`), penalties (`prompt_lengths`,
@@ -39,14 +39,17 @@ pub fn finish_decoder(
     let all_logits = head(&mut g, hidden)?;
     let all_logits = g.cast(all_logits, DType::F32)?;
 
-    let ends = g.slice(step.query_start, 0, 1, &seqs)?;
-    let one = g.constant(DType::I32, 1.0)?;
-    let last = g.sub(ends, one)?;
-    let last_hidden = g.gather(hidden, last, 0)?;
+    // A row without tokens, such as padding, has no last one.
+    let [starts, ends] = [0, 1].map(|at| g.slice(step.query_start, 0, at, &seqs));
+    let (starts, ends) = (starts?, ends?);
+    let (one, nowhere) = (g.constant(DType::I32, 1.0)?, g.constant(DType::I32, -1.0)?);
+    let (last, has_tokens) = (g.sub(ends, one)?, g.lt(starts, ends)?);
+    let last = g.select(has_tokens, last, nowhere)?;
+    let last_hidden = g.take_rows(hidden, last, 0)?;
     let logits = head(&mut g, last_hidden)?;
     let logits = g.cast(logits, DType::F32)?;
 
-    let position = g.gather(positions, last, 0)?;
+    let position = g.take_rows(positions, last, 0)?;
     let lengths = g.add(position, one)?;
     let next = g.scoped("sample", |g| sample(g, logits, lengths))?;
     let adjusted = g.scoped("adjust", |g| adjust(g, logits, [history, step.block_table, lengths]))?;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ridge_graph::passes::{
-    Extents, Kernel, claim, decompose, fuse, fuse_views, group_linears, group_norm_gradients, prune, tidy,
+    Extents, Kernel, claim, decompose, fuse, fuse_views, group_linears, group_norm_gradients, prune, take_rows_early,
+    tidy,
 };
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
@@ -28,6 +29,7 @@ pub fn lower_for(graph: &Graph, outputs: &[&str], kernels: &[Kernel], extents: E
     let mut graph = graph.clone();
     prune(&mut graph, outputs)?;
     graph.functions.iter().try_for_each(states_are_named)?;
+    take_rows_early(&mut graph);
     group_linears(&mut graph);
     group_norm_gradients(&mut graph, kernels);
     claim(&mut graph, kernels, extents);

@@ -9,7 +9,7 @@ use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
 use crate::dyn_eq::eq_by_bits;
 use crate::error::{GraphError, Result};
-use crate::graph::{Builder, Composite, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
@@ -243,6 +243,11 @@ impl Composite for PagedAttention {
             window: self.window,
             ..AttentionWork::default()
         })
+    }
+
+    fn of_single_rows(&self) -> Option<CompositeRef> {
+        // A row sees what is read for it.
+        Some(CompositeRef::new(Self { pairs: self.cached.clone(), ..self.clone() }))
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

@@ -7,7 +7,7 @@ use super::{
     linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon,
     norm_gradient, norm_gradients, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
     rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus, stateful_recurrence, stochastic_round,
-    swiglu, table_write, token_layout, wkv,
+    swiglu, table_write, take_rows, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -94,6 +94,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("swiglu_backward", swiglu::samples_backward),
         OpEntry::new("sum_rows", linear_gradient::samples_sum),
         OpEntry::new("table_write", table_write::samples),
+        OpEntry::new("take_rows", take_rows::samples),
         OpEntry::new("token_layout", token_layout::samples),
         OpEntry::new("wkv", wkv::samples),
     ])

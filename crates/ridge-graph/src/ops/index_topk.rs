@@ -7,7 +7,7 @@ use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Builder, Composite, Gradient, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
@@ -137,6 +137,11 @@ impl Composite for IndexTopK {
 
     fn gradient(&self) -> Gradient {
         Gradient::None
+    }
+
+    fn of_single_rows(&self) -> Option<CompositeRef> {
+        // A row sees what is read for it.
+        Some(CompositeRef::new(Self { pairs: self.cached.clone(), ..self.clone() }))
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

@@ -22,6 +22,11 @@ pub fn group_linears(graph: &mut Graph) {
     }
 }
 
+/// The linears that [`group_linears`] would join, those of each input.
+pub(super) fn of_one_input(function: &Function) -> Vec<Vec<usize>> {
+    candidates(function).into_iter().map(|(_, members)| members).collect()
+}
+
 /// Nodes that can be joined, in groups of two or more. What kernels compute together with what comes after, a gate with what it
 /// opens and the logits of a router, is not joined with other linears.
 fn candidates(function: &Function) -> Vec<(Linear, Vec<usize>)> {

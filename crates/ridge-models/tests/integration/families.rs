@@ -8,7 +8,7 @@ use crate::common::{
 };
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::shard::MeshAxis;
-use ridge_graph::{Arg, DType, Precision, Role, Tensor, Value, conformance};
+use ridge_graph::{Arg, DType, Graph, Precision, Role, Tensor, Value, conformance, evaluate, passes};
 use ridge_models::parallel::tensor_parallel;
 use ridge_models::{BuildOptions, ModelConfig, has_fixed_state};
 use ridge_runtime::Backend;
@@ -308,4 +308,44 @@ fn two_ranks_compute_what_one_does() {
             }
         }
     }
+}
+
+/// Families whose last layer is more than its cache to rows, and what of it is computed for all tokens: the weights whose products
+/// are then of the step's rows.
+#[test]
+fn logits_of_last_tokens_are_the_same_where_their_rows_are_taken_early() {
+    let outputs = ["logits"];
+    let mut moved = Vec::new();
+    for fixture in all() {
+        let before = fixture.graph(&outputs);
+        let mut after = before.clone();
+        passes::take_rows_early(&mut after);
+        moved.extend((after != before).then_some(fixture.name));
+        let tokens = fixture.prompt();
+        // Chunks of two sequences beside a row without tokens, then single tokens.
+        let steps = [[5, 0, 7], [3, 0, 1], [1, 0, 1]];
+        let run = |graph: &Graph| {
+            let mut sequences = [0, 1, 1].map(|of| Sequence::new(&tokens, &SHUFFLED[of]));
+            let mut states: Vec<(String, Value)> = Vec::new();
+            let mut logits = Vec::new();
+            for counts in steps {
+                let (inputs, bindings) = step_of(graph, &mut sequences, &counts);
+                let value = |arg: &Arg| match arg.role {
+                    Role::Weight => fixture.weight(&arg.name),
+                    Role::State => {
+                        Some(find(&states, &arg.name).cloned().unwrap_or_else(|| empty_state(arg, &bindings)))
+                    }
+                    _ => find(&inputs, &arg.name).cloned().map(Value::from),
+                };
+                let mut given = evaluate(graph, &value, &bindings, Precision::Exact).expect("evaluates");
+                states = given.split_off(1);
+                let of_step = given[0].1.tensor().clone();
+                logits.extend([0, 2].map(|row| rows(&of_step, row..row + 1)));
+            }
+            (logits, states)
+        };
+        assert!(run(&after) == run(&before), "{}", fixture.name);
+    }
+    let stays: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).filter(|name| !moved.contains(name)).collect();
+    assert_eq!(stays, [""; 0], "rows are not taken early");
 }
