@@ -223,7 +223,8 @@ impl AttentionCall<'_> {
         Ok(())
     }
 
-    /// Is it a step of single tokens? One that gives as many rows of logits as it has tokens is.
+    /// Is it a step of single tokens? One that gives as many rows of logits as it has tokens is, and so is a layer that computes the
+    /// rows of logits alone.
     fn is_of_singles(&self, spec: &CudaKernelSpec<'_>) -> bool {
         spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= self.tokens)
     }

@@ -58,6 +58,9 @@ impl fmt::Display for Placement {
 /// One way an op runs on shares: placements of its inputs, and those its outputs then have. The `multiple` of an
 /// input is what its share must be a multiple of; where the input's own multiple is larger, those of the outputs grow
 /// by the same factor.
+///
+/// A rule of cuts in multiples of 1 says that the op treats what lies along these axes one by one, wherever it lies, and
+/// [`take_rows_early`](crate::passes::take_rows_early) takes it so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardingRule {
     /// One for each input.

@@ -310,8 +310,6 @@ fn two_ranks_compute_what_one_does() {
     }
 }
 
-/// Families whose last layer is more than its cache to rows, and what of it is computed for all tokens: the weights whose products
-/// are then of the step's rows.
 #[test]
 fn logits_of_last_tokens_are_the_same_where_their_rows_are_taken_early() {
     let outputs = ["logits"];
@@ -347,5 +345,6 @@ fn logits_of_last_tokens_are_the_same_where_their_rows_are_taken_early() {
         assert!(run(&after) == run(&before), "{}", fixture.name);
     }
     let stays: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).filter(|name| !moved.contains(name)).collect();
-    assert_eq!(stays, [""; 0], "rows are not taken early");
+    // Biases of experts are found by where the experts' rows begin, which no op says of rows alone.
+    assert_eq!(stays, ["gpt_oss", "gpt_oss_mxfp4"]);
 }

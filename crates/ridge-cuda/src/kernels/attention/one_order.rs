@@ -3,7 +3,7 @@
 //! tokens behind them one by one, in spans of positions that are computed apart and folded in order.
 
 use ridge_graph::ops::PagedAttention;
-use ridge_graph::{DType, Function};
+use ridge_graph::{DType, Function, Sym};
 
 use super::{Apart, AttentionCall, PROMPT_ARCH};
 use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction, composite};
@@ -36,8 +36,9 @@ impl AttentionCall<'_> {
         if !self.fits_prompt() {
             return Ok(elsewhere);
         }
-        // No token of a prompt is in a step of single tokens: engines take other steps for them.
-        if self.op.prompt_lengths && self.is_of_singles(spec) {
+        // No token of a prompt is in a step of single tokens: engines take other steps for them. Of a prompt's step, a layer may have
+        // its last row alone, which is computed as where it has all.
+        if self.op.prompt_lengths && self.is_of_singles(spec) && !self.is_of_rows(spec) {
             return Ok(elsewhere);
         }
         let (mut there, q) = self.rotated(spec)?;
@@ -52,6 +53,11 @@ impl AttentionCall<'_> {
         let scratch = there.scratch.max(elsewhere.scratch);
         let action = DeviceAction::ByArch { arch: PROMPT_ARCH, actions: there.actions, otherwise: elsewhere.actions };
         Ok(CudaKernel { scratch, actions: vec![action] })
+    }
+
+    /// Are the tokens some of those of the step?
+    fn is_of_rows(&self, spec: &CudaKernelSpec<'_>) -> bool {
+        spec.bindings.get(&Sym::new("tokens")).is_some_and(|tokens| tokens > self.tokens)
     }
 
     /// One by one, with the norms of heads as [`AttentionCall::rotated`] makes them: on the way their sums have another order.

@@ -60,7 +60,7 @@ fn experts(g: &mut Builder, x: Var) -> Result<Var> {
     let seq_ids = g.step_input("seq_ids", ints(tokens()))?;
     let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, 4)?;
     let reached = Sym::new("reached");
-    let mut project = |g: &mut Builder, name: &str, x: Var, [out, inner]: [usize; 2], rows: Option<Var>| {
+    let project = |g: &mut Builder, name: &str, x: Var, [out, inner]: [usize; 2], rows: Option<Var>| {
         let w = g.weight(name, Type::tensor(DType::F32, [4, out, inner]))?;
         g.scoped(name, |g| g.grouped_linear(x, w, offsets, rows, &reached))
     };
@@ -80,7 +80,7 @@ fn layer(g: &mut Builder, keeps: bool, mlp: fn(&mut Builder, Var) -> Result<Var>
         let table = g.step_input("block_table", Type::tensor(DType::I32, [seqs(), Dim::sym("table")]))?;
         let h = norm(g, "before", x)?;
         let rope = Rope { inv_freq: vec![1.0, 0.25].into(), scale: 1.0 };
-        let mut rotated = |g: &mut Builder, name: &str, heads: usize| {
+        let rotated = |g: &mut Builder, name: &str, heads: usize| {
             let y = linear(g, name, h, heads * 4)?;
             let y = g.reshape(y, [tokens(), heads.into(), 4.into()])?;
             g.rope(y, positions, &rope)
