@@ -26,14 +26,16 @@ fn a_step_multiplies_what_inspect_tells_and_moves_no_more_bytes() {
 }
 
 #[test]
-fn a_prompt_in_two_steps_computes_the_same_products_but_for_the_output() {
+fn a_prompt_in_two_steps_computes_the_same_products_but_for_what_each_step_computes_of_its_last_token() {
     let config = ModelFiles::open(None).and_then(|files| files.config()).expect("embedded");
     let model = config.build(&BuildOptions::default()).expect("builds");
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
     let cost = StepCost::new(&model, 512, cpu.kernels()).expect("lowers");
     let flops = |sequences: &[(usize, usize)]| cost.at(sequences).expect("bound").matrix_flops;
+    // The output, and of the last layer attention to 37 positions, its projection and the MLP.
     let output = 2.0 * 64.0 * 512.0;
-    assert_eq!(flops(&[(0, 100)]) + output, flops(&[(0, 37)]) + flops(&[(37, 63)]));
+    let last = 4.0 * 64.0 * 37.0 + 2.0 * 64.0 * (64.0 + 3.0 * 172.0);
+    assert_eq!(flops(&[(0, 100)]) + output + last, flops(&[(0, 37)]) + flops(&[(37, 63)]));
     assert_eq!(flops(&[(0, 100), (5, 1)]), flops(&[(0, 100)]) + flops(&[(5, 1)]));
 }
 

@@ -10,7 +10,7 @@ mod rule;
 
 use std::collections::HashMap;
 
-use self::plan::{Plan, Planner, Step, Wanted, is_taking};
+use self::plan::{Plan, Planner, Step, Wanted, axis_of, is_taking};
 use self::rule::{Rows, Taken};
 use super::order::Draft;
 use super::tidy::tidy;
@@ -49,14 +49,6 @@ pub fn take_rows_early(graph: &mut Graph) {
             graph.drop_uncalled();
             return;
         }
-    }
-}
-
-/// Along which axis a node takes rows, if it does.
-fn axis_of(node: &Node) -> Option<usize> {
-    match &node.op {
-        Op::Composite(op) => op.downcast::<TakeRows>().map(|op| op.axis),
-        _ => None,
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
-use super::axis_of;
 use super::rule::{Moved, Rows, Taken, part};
 use crate::graph::{FuncId, Function, Graph, Node, Op, Role, Var};
+use crate::ops::TakeRows;
 use crate::passes::linears::of_one_input;
 use crate::prim::Prim;
 use crate::types::Type;
@@ -67,6 +67,14 @@ enum Read {
     Whole,
 }
 
+/// Along which axis a node takes rows, if it does.
+pub(super) fn axis_of(node: &Node) -> Option<usize> {
+    match &node.op {
+        Op::Composite(op) => op.downcast::<TakeRows>().map(|op| op.axis),
+        _ => None,
+    }
+}
+
 /// Does the node take the rows that `index` names?
 pub(super) fn is_taking(node: &Node, index: Var) -> bool {
     axis_of(node).is_some() && node.inputs[1] == index
@@ -107,7 +115,7 @@ impl<'g> Planner<'g> {
         let mut stay = index.map_or_else(HashSet::new, |index| before(function, index));
         loop {
             let mut plan = self.sweep(function, wanted, index, &stay);
-            let kept = self.kept(function, &plan, &together);
+            let kept = kept(function, &plan, &together);
             if kept.is_empty() {
                 plan.takes |= wanted.keys().any(|output| !plan.is_rows(function.outputs[*output].var));
                 let gains = |(at, step): (&usize, &Step)| match step {
@@ -196,21 +204,21 @@ impl<'g> Planner<'g> {
         }
         Moved::of(function, at, &asked, &self.taken).map(Step::Node)
     }
+}
 
-    /// The nodes of a plan that others keep from giving rows: those that read a part which nobody makes, and products of an input
-    /// of which others stay.
-    fn kept(&self, function: &Function, plan: &Plan, together: &[Vec<usize>]) -> BTreeSet<usize> {
-        let missing = frontier(function, plan).filter(|(_, var, rows)| {
-            let ty = function.ty(*var);
-            !matches!(rows, Rows::Of(_)) || !ty.is_plain()
-        });
-        let mut kept: BTreeSet<usize> = missing.map(|(at, ..)| at).collect();
-        let moves = |at: &&usize| plan.steps.contains_key(at);
-        for group in together.iter().filter(|group| !group.iter().all(|at| moves(&at))) {
-            kept.extend(group.iter().filter(moves));
-        }
-        kept
+/// The nodes of a plan that others keep from giving rows: those that read a part which nobody makes, and products of an input
+/// of which others stay.
+fn kept(function: &Function, plan: &Plan, together: &[Vec<usize>]) -> BTreeSet<usize> {
+    let missing = frontier(function, plan).filter(|(_, var, rows)| {
+        let ty = function.ty(*var);
+        !matches!(rows, Rows::Of(_)) || !ty.is_plain()
+    });
+    let mut kept: BTreeSet<usize> = missing.map(|(at, ..)| at).collect();
+    let moves = |at: &&usize| plan.steps.contains_key(at);
+    for group in together.iter().filter(|group| !group.iter().all(|at| moves(&at))) {
+        kept.extend(group.iter().filter(moves));
     }
+    kept
 }
 
 /// What the nodes of a plan read by rows of values that are no rows yet, and which node does.

@@ -157,7 +157,7 @@ fn by_rows(function: &Function, index: usize, asked: &[Option<Rows>]) -> Option<
                 axis < lead || types[0].shape.0[axis - lead] != shape.0[axis]
             }
             Prim::Iota { axis: counted, .. } => *counted != axis,
-            // What stores an element and its neighbours is another type's share.
+            // Components have extents of their own.
             Prim::Component(_) | Prim::Assemble { .. } => return None,
             _ => false,
         };
