@@ -5,6 +5,7 @@ mod adamw;
 mod adamw8;
 mod attention;
 mod block_sparse_attention;
+mod convolution;
 mod cross_entropy;
 mod embedding;
 mod experts;
@@ -42,6 +43,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(adamw8::entries());
     entries.extend(attention::entries());
     entries.extend(block_sparse_attention::entries());
+    entries.extend(convolution::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());
     entries.extend(experts::entries());

@@ -9,6 +9,7 @@ use crate::cache;
 use crate::cases::{self, KernelCase};
 use crate::codes;
 use crate::common::gpu;
+use crate::convolution;
 use crate::few;
 use crate::one_row;
 use crate::running::{run, same_bits};
@@ -102,6 +103,12 @@ fn linears_of_few_and_many_rows_with_what_goes_before_and_after() {
 fn norms_of_rows_up_to_the_widest() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::norms());
+}
+
+#[test]
+fn convolutions_read_and_write_the_lines_of_their_rows() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &convolution::convolutions());
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod cases;
 mod codes;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/convolution.rs"]
+mod convolution;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]
 mod decoder;
 #[path = "../common/few.rs"]

@@ -6,8 +6,8 @@ use super::{
     gated_recurrence, gelu, grouped_linear, index_topk, kv_write, layer_norm, linear, linear_cross_entropy,
     linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon,
     norm_gradient, norm_gradients, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
-    rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus, stateful_recurrence, stochastic_round,
-    swiglu, table_write, take_rows, token_layout, wkv,
+    rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus, stateful_conv1d, stateful_recurrence,
+    stochastic_round, swiglu, table_write, take_rows, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -87,6 +87,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("softplus", softplus::samples),
         OpEntry::new("softplus_backward", softplus::samples_backward),
+        OpEntry::new("stateful_conv1d", stateful_conv1d::samples),
         OpEntry::new("stateful_recurrence", stateful_recurrence::samples),
         OpEntry::new("stochastic_round", stochastic_round::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),

@@ -11,7 +11,7 @@ use super::blocks::{NormKind, ResidualHalf, linear, mlp, scaled};
 use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::layer_states::LayerStates;
-use super::recurrent::{columns, f32_weight, short_conv};
+use super::recurrent::{ConvActivation, columns, f32_weight, short_conv};
 use super::tensors::{Cut, LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_HIDDEN, MAX_LAYERS, REMEDY};
 use crate::error::Result;
@@ -123,7 +123,7 @@ impl HyenaConfig {
         let (hidden, dtype) = (self.hidden_size, g.ty(x)?.dtype);
         let slots = at.slots(g, "a long convolution, whose inputs are those of a cache,")?;
         let all = linear(g, "in_proj", x, 3 * hidden, true)?;
-        let all = short_conv(g, at, "short_filter", all, TAPS, true)?;
+        let all = short_conv(g, at, "short_filter", all, TAPS, true, ConvActivation::None)?;
         let [outer, inner, v] = columns(g, all, [hidden; 3])?;
         let v = g.mul(v, inner)?;
         let v = g.cast(v, dtype)?;

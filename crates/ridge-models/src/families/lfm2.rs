@@ -9,7 +9,7 @@ use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
-use super::recurrent::{columns, short_conv};
+use super::recurrent::{ConvActivation, columns, short_conv};
 use super::tensors::{Cut, LLAMA_TENSORS, QKV, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, ROPE_KEYS, RopeKeys, read_rope};
 use crate::error::Result;
@@ -174,7 +174,7 @@ impl Lfm2Config {
         let all = linear(g, "in_proj", x, 3 * self.hidden_size, self.conv_bias)?;
         let [b, c, x] = columns(g, all, [self.hidden_size; 3])?;
         let x = g.mul(b, x)?;
-        let y = short_conv(g, at, "conv", x, self.kernel, self.conv_bias)?;
+        let y = short_conv(g, at, "conv", x, self.kernel, self.conv_bias, ConvActivation::None)?;
         let y = g.cast(y, dtype)?;
         let y = g.mul(c, y)?;
         linear(g, "out_proj", y, self.hidden_size, self.conv_bias)

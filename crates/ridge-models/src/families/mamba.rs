@@ -9,7 +9,7 @@ use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
 use super::mamba2::{MAMBA_HARMLESS, MAMBA_TENSORS, RECURRENT_KEYS};
-use super::recurrent::{GatedNorm, columns, decay, flat, heads_of, recurrence, short_conv, silu};
+use super::recurrent::{ConvActivation, GatedNorm, columns, decay, flat, heads_of, recurrence, short_conv};
 use crate::config::{DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
 use crate::model::BuildOptions;
@@ -78,8 +78,7 @@ impl MambaMixer {
         let hidden = ty.shape.last().as_const().unwrap_or_default();
         let all = linear(g, "in_proj", x, 2 * self.inner, self.proj_bias)?;
         let [x, gate] = columns(g, all, [self.inner; 2])?;
-        let x = short_conv(g, at, "conv1d", x, self.kernel, self.conv_bias)?;
-        let x = silu(g, x)?;
+        let x = short_conv(g, at, "conv1d", x, self.kernel, self.conv_bias, ConvActivation::Silu)?;
         let narrow = g.cast(x, ty.dtype)?;
         let parts = linear(g, "x_proj", narrow, self.rank + 2 * self.state, false)?;
         let [dt, b, c] = columns(g, parts, [self.rank, self.state, self.state])?;

@@ -12,7 +12,7 @@ use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERT, check_experts, experts_and_shared, stacks,
 };
 use super::layer_states::LayerStates;
-use super::recurrent::{columns, decay, flat, gated_recurrence, heads_of, short_conv, silu};
+use super::recurrent::{ConvActivation, columns, decay, flat, gated_recurrence, heads_of, short_conv};
 use super::tensors::{
     ATTENTION, Cut, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, MLP_NORM, QK_NORMS, TensorName, TensorTable,
 };
@@ -61,8 +61,7 @@ impl DeltaMixer {
         let step = linear(g, "a_proj", x, self.value_heads, false)?;
 
         let mixed = g.concat(&parts, 1)?;
-        let mixed = short_conv(g, at, "conv1d", mixed, self.kernel, false)?;
-        let mixed = silu(g, mixed)?;
+        let mixed = short_conv(g, at, "conv1d", mixed, self.kernel, false, ConvActivation::Silu)?;
         // Rounded as the published kernels round the convolution's output, and queries and keys of norm 1.
         let mixed = g.cast(mixed, dtype)?;
         let [q, k, v] = columns(g, mixed, self.widths())?;

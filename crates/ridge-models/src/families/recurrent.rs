@@ -6,13 +6,8 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 use super::blocks::{linear, scaled, weight};
 use super::decoder::DecoderLayer;
 use super::layer_states::{CONV_STATE, LayerStates, RECURRENT_STATE};
-use crate::fixed::{fixed_lines, read_fixed, write_fixed};
+use crate::fixed::fixed_lines;
 use crate::model::{BuildOptions, symbols};
-
-/// `[seqs, ..extents]`.
-fn by_seq<const N: usize>(extents: [usize; N]) -> Shape {
-    Shape([Dim::sym(symbols::SEQS)].into_iter().chain(extents.map(Dim::from)).collect())
-}
 
 /// `x`, `[tokens, width]`, as `[tokens, heads, width / heads]`.
 pub(super) fn heads_of(g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
@@ -56,7 +51,14 @@ fn rows(g: &mut Builder) -> GraphResult<[Var; 2]> {
     Ok([ids, starts])
 }
 
-/// The causal convolution of `x`, `[tokens, channels]`, with the weights of scope `name`: f32.
+/// What follows a short convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConvActivation {
+    None,
+    Silu,
+}
+
+/// The causal convolution of `x`, `[tokens, channels]`, with the weights of scope `name` and what follows it: f32.
 pub(super) fn short_conv(
     g: &mut Builder,
     at: &DecoderLayer<'_>,
@@ -64,18 +66,15 @@ pub(super) fn short_conv(
     x: Var,
     taps: usize,
     bias: bool,
+    activation: ConvActivation,
 ) -> GraphResult<Var> {
     let channels = g.ty(x)?.shape.last().as_const().unwrap_or_default();
-    let w = g.scoped(name, |g| {
+    let (w, bias) = g.scoped(name, |g| -> GraphResult<_> {
         let w = weight(g, "weight", [channels, 1, taps])?;
-        g.reshape(w, Shape::new([channels, taps]))
+        let bias = if bias { Some(weight(g, "bias", [channels])?) } else { None };
+        Ok((g.reshape(w, Shape::new([channels, taps]))?, bias))
     })?;
-    let y = convolved(g, at, x, w)?;
-    if !bias {
-        return Ok(y);
-    }
-    let bias = g.scoped(name, |g| f32_weight(g, "bias", [channels]))?;
-    g.add(y, bias)
+    convolved(g, at, x, w, bias, activation)
 }
 
 /// `x`, `[tokens, channels]`, of the token before; zeros where a sequence begins. Its state is in scope `name`.
@@ -85,25 +84,37 @@ pub(super) fn previous(g: &mut Builder, at: &DecoderLayer<'_>, name: &str, x: Va
     let taps = g.table(ty.dtype, &[1.0, 0.0])?;
     let taps = g.reshape(taps, Shape::new([1, 2]))?;
     let taps = g.broadcast(taps, Shape::new([channels, 2]))?;
-    let y = g.scoped(name, |g| convolved(g, at, x, taps))?;
+    let y = g.scoped(name, |g| convolved(g, at, x, taps, None, ConvActivation::None))?;
     g.cast(y, ty.dtype)
 }
 
-/// The causal convolution of `x`, `[tokens, channels]`, with `w`, `[channels, taps]`: f32. What it keeps is a state of the scope.
-fn convolved(g: &mut Builder, at: &DecoderLayer<'_>, x: Var, w: Var) -> GraphResult<Var> {
+/// The causal convolution of `x`, `[tokens, channels]`, with `w`, `[channels, taps]`, and what follows it: f32. What it keeps is a
+/// state of the scope.
+fn convolved(
+    g: &mut Builder,
+    at: &DecoderLayer<'_>,
+    x: Var,
+    w: Var,
+    bias: Option<Var>,
+    activation: ConvActivation,
+) -> GraphResult<Var> {
     if !at.keeps_states() {
-        return g.ragged_conv1d(x, w, at.positions());
+        let mut y = g.ragged_conv1d(x, w, at.positions())?;
+        if let Some(bias) = bias {
+            let bias = g.cast(bias, DType::F32)?;
+            y = g.add(y, bias)?;
+        }
+        return match activation {
+            ConvActivation::None => Ok(y),
+            ConvActivation::Silu => silu(g, y),
+        };
     }
     let dtype = g.ty(x)?.dtype;
     let [channels, taps] = [0, 1].map(|axis| g.ty(w).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
-    let (channels, taps) = (channels?, taps?);
-    let width = channels * (taps - 1);
-    let fixed = read_fixed(g, CONV_STATE, dtype, width)?;
-    let rows = rows(g)?;
-    let before = g.reshape(fixed.before, by_seq([taps - 1, channels]))?;
-    let [y, after] = g.causal_conv1d([x, w, before], rows)?;
-    let after = g.reshape(after, by_seq([width]))?;
-    write_fixed(g, &fixed, after)?;
+    let [table, lines] = fixed_lines(g, CONV_STATE, dtype, channels? * (taps? - 1))?;
+    let [ids, starts] = rows(g)?;
+    let silu = activation == ConvActivation::Silu;
+    let [y, _] = g.stateful_conv1d([x, w, table, lines], [ids, starts], bias, silu)?;
     Ok(y)
 }
 
@@ -313,8 +324,7 @@ impl Mamba2Mixer {
         let all = linear(g, "in_proj", x, widths.iter().sum(), self.proj_bias)?;
         let all = self.weighed(g, all)?;
         let [gate, xbc, dt] = columns(g, all, widths)?;
-        let xbc = short_conv(g, at, "conv1d", xbc, self.kernel, self.conv_bias)?;
-        let xbc = silu(g, xbc)?;
+        let xbc = short_conv(g, at, "conv1d", xbc, self.kernel, self.conv_bias, ConvActivation::Silu)?;
         // Rounded as the published kernels round the convolution's output.
         let xbc = g.cast(xbc, ty.dtype)?;
         let of_groups = self.groups * self.state;

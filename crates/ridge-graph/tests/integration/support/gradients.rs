@@ -2,7 +2,8 @@
 
 use ridge_graph::grad::{Differentiated, float_weights, gradient};
 use ridge_graph::ops::{
-    AdamW, Fp8Linears, Fp8LinearsBackward, GatedRecurrence, Quantize, QuantizeDelayed, StatefulRecurrence,
+    AdamW, Fp8Linears, Fp8LinearsBackward, GatedRecurrence, Quantize, QuantizeDelayed, StatefulConv1d,
+    StatefulRecurrence,
 };
 use ridge_graph::sample::Rng;
 use ridge_graph::{
@@ -11,11 +12,12 @@ use ridge_graph::{
 };
 
 /// Is the gradient of `op` by intent not that of all it makes? Steps of quantisation pass cotangents as if there were none, which is tested
-/// in `grad_ops.rs` and `fp8.rs`; states that are written to lines of a table pass none, and what a recurrence over them gives is
+/// in `grad_ops.rs` and `fp8.rs`; states that are written to lines of a table pass none, and what a recurrence or a convolution over them gives is
 /// tested where models are trained (`training_graph.rs` of ridge-models).
 pub(crate) fn differs_by_intent(op: &CompositeRef) -> bool {
     op.downcast::<StatefulRecurrence>().is_some()
         || op.downcast::<GatedRecurrence>().is_some()
+        || op.downcast::<StatefulConv1d>().is_some()
         || op.downcast::<Quantize>().is_some()
         || op.downcast::<QuantizeDelayed>().is_some()
         || op.downcast::<Fp8Linears>().is_some()
