@@ -13,7 +13,7 @@
 // With CACHED, weights 1 and 2 give keys and values, in heads of DIM elements, which are written to a paged cache as `rope.cu` writes them:
 // keys rotated. A tile of keys has 8 columns and those 8 that are rotated with them, so each sum's other one is 8 lanes away. There are no
 // rows beyond ROWS then.
-// Defines: D of x, weights and results; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS;
+// Defines: D of x, weights and results; X of x as it is given, D or before a norm f32; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS;
 // STAGED, 0 or 1; VECTORS, 16 bytes of a row that each of 256 threads has at most; WARPS, a multiple of 8; STAGES; COUNT weights;
 // ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of a row of x is made on
 // the way, 0 for none, with its NORM_TYPE; QUANTISE, whether the one row, of dtype D, becomes codes on the way, 0 where x is codes;
@@ -31,8 +31,10 @@ typedef D::Raw Element;
 #if SCALED && !QUANTISE
 typedef u8 Given;
 #else
-typedef D::Raw Given;
+typedef X::Raw Given;
 #endif
+// Vectors of x as it is given for one of elements.
+#define GIVEN (QUANTISE ? 1 : (int)(sizeof(Given) / sizeof(Element)))
 // Elements of a lane's 16 bytes, and of a warp's piece of a row.
 #define PIECE (16 / (int)sizeof(Element))
 #define DEPTH (4 * PIECE)
@@ -296,26 +298,28 @@ void linear_rows(
 #else
     // Rows team by team, all of them asked for at once.
     const int team = threadIdx.x / 256, vector = threadIdx.x % 256, vectors = depth / PIECE;
-    uint4 held[EACH][VECTORS];
+    uint4 held[EACH][VECTORS][GIVEN];
 #pragma unroll
     for (int j = 0; j < EACH; ++j)
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int y = team + j * TEAMS;
             const bool real = y < rows && vector + i * 256 < vectors;
-            held[j][i] = real ? *(const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * PIECE) : make_uint4(0, 0, 0, 0);
+            const uint4* from = (const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * PIECE);
+#pragma unroll
+            for (int e = 0; e < GIVEN; ++e) held[j][i][e] = real ? from[e] : make_uint4(0, 0, 0, 0);
         }
 #if NORM
-    // The very sums that `norm.cu` makes.
+    // The very sums that `norm.cu` makes of rows of D.
     __shared__ float squares[EACH * TEAMS][8];
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
         float square = 0.0f;
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const D::Raw* part = (const D::Raw*)&held[j][i];
+            const X::Raw* part = (const X::Raw*)held[j][i];
 #pragma unroll
-            for (int e = 0; e < PIECE; ++e) square += D::load(part[e]) * D::load(part[e]);
+            for (int e = 0; e < PIECE; ++e) square += X::load(part[e]) * X::load(part[e]);
         }
         for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
         if (lane == 0) squares[team + j * TEAMS][warp % 8] = square;
@@ -335,9 +339,9 @@ void linear_rows(
             const int at = vector + i * 256;
             if (y >= rows || at >= vectors) continue;
 #if NORM
-            held[j][i] = normed<D, NORM_TYPE>(held[j][i], gain + at * PIECE, unit);
+            held[j][i][0] = normed<D, NORM_TYPE, X>(held[j][i], gain + at * PIECE, unit);
 #endif
-            *(uint4*)(staged + y * line + at * 16) = held[j][i];
+            *(uint4*)(staged + y * line + at * 16) = held[j][i][0];
         }
     }
 #if SCALED

@@ -1,6 +1,6 @@
-// Root-mean-square norm of rows, alone or after a residual addition. Floor: each row read and written once.
+// Root-mean-square norm of rows, alone, after a residual addition, or opened by a gate. Floor: each row read and written once.
 // A block makes a row, or each of LINES warps one, which stays in registers; sums have an order that the row's length fixes.
-// Defines: D of x, r and results; W of the weight; ADD, 0 or 1; VECTORS of 16 bytes that a thread holds; THREADS of a row; LINES.
+// Defines: D of x, r and their sum; O of the result; W of the weight; ADD, 0 or 1; GATE, 1 where the norm is multiplied by SiLU of a gate of G; VECTORS of 16 bytes that a thread holds; THREADS of a row; LINES.
 // Numbers: elements of a row, rows.
 
 #define WIDE (16 / (int)sizeof(D::Raw))
@@ -9,7 +9,7 @@ union Vector { uint4 whole; D::Raw part[WIDE]; };
 
 extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
-    D::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<2> n
+    const G::Raw* __restrict__ gate, O::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<2> n
 ) {
     others_may_begin();
     after_others();
@@ -18,12 +18,14 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
     if (LINES > 1 && line >= n.v[1]) return;
     // All are on their way before the first is used.
     Vector a[VECTORS], b[VECTORS];
+    Elements<G, WIDE> gates[VECTORS];
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const int at = (v * THREADS + thread) * WIDE;
         if (at >= row) continue;
         a[v].whole = *(const uint4*)(x + base + at);
         if (ADD) b[v].whole = *(const uint4*)(r + base + at);
+        if (GATE) gates[v] = elements_at<G, WIDE>(gate + base + at);
     }
     float held[VECTORS][WIDE];
     float square = 0.0f;
@@ -54,8 +56,16 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
         const int at = (v * THREADS + thread) * WIDE;
         if (at >= row) continue;
         const Elements<W, WIDE> gain = elements_at<W, WIDE>(weight + at);
+        Elements<O, WIDE> made;
 #pragma unroll
-        for (int i = 0; i < WIDE; ++i) a[v].part[i] = D::store(held[v][i] * scale * W::load(gain.part[i]));
-        *(uint4*)(out + base + at) = a[v].whole;
+        for (int i = 0; i < WIDE; ++i) {
+            float normed = D::wrap(held[v][i] * scale * W::load(gain.part[i]));
+            if (GATE) {
+                const float opened = G::load(gates[v].part[i]);
+                normed = opened * op_sigmoid(opened) * normed;
+            }
+            made.part[i] = O::store(normed);
+        }
+        *(Elements<O, WIDE>*)(out + base + at) = made;
     }
 }

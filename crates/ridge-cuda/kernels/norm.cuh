@@ -22,13 +22,19 @@ template <class D, int THREADS> __device__ inline float unit_of_row(
     return op_rsqrt(square / (float)row + eps);
 }
 
-// A vector of the row, normed and rounded.
-template <class D, class W> __device__ inline uint4 normed(uint4 x, const typename W::Raw* gain, float unit) {
+// A vector of the row, normed and rounded to D; the row is of Row, which is D or f32.
+template <class D, class W, class Row = D> __device__ inline uint4 normed(
+    const uint4 (&x)[sizeof(typename Row::Raw) / sizeof(typename D::Raw)], const typename W::Raw* gain, float unit
+) {
     const int wide = 16 / (int)sizeof(typename D::Raw);
     union { uint4 whole; typename D::Raw part[wide]; } a;
-    a.whole = x;
+    const typename Row::Raw* from = (const typename Row::Raw*)x;
     const Elements<W, wide> gains = elements_at<W, wide>(gain);
 #pragma unroll
-    for (int i = 0; i < wide; ++i) a.part[i] = D::store(D::load(a.part[i]) * unit * W::load(gains.part[i]));
+    for (int i = 0; i < wide; ++i) a.part[i] = D::store(Row::load(from[i]) * unit * W::load(gains.part[i]));
     return a.whole;
+}
+template <class D, class W> __device__ inline uint4 normed(uint4 x, const typename W::Raw* gain, float unit) {
+    const uint4 one[1] = {x};
+    return normed<D, W, D>(one, gain, unit);
 }

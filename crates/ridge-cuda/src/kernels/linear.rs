@@ -1,6 +1,7 @@
 //! Linears with what follows them: `kernels/linear_rows.cu` for few rows, matrix products with a second pass for many.
 
-use ridge_graph::{DType, Function};
+use ridge_graph::ops::RmsNorm;
+use ridge_graph::{DType, Function, Op};
 
 use super::entry::CudaKernelEntry;
 use super::linear_call::{LinearCall, LinearEpilogue, gated_pair, sums};
@@ -16,8 +17,26 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         CudaKernelEntry::new("norm_linear_group", "linear_group(rms_norm(x, w), ...)", normed, |s| {
             make(s, LinearEpilogue::Nothing)
         }),
+        CudaKernelEntry::new("norm_linear", "linear(cast(rms_norm(x, n))?, w)", normed, |s| {
+            make(s, LinearEpilogue::Nothing)
+        }),
+        CudaKernelEntry::new("norm_linear_bias", "linear(cast(rms_norm(x, n))?, w, b)", normed, |s| {
+            make(s, LinearEpilogue::Nothing)
+        }),
         CudaKernelEntry::new("linear_add", "add(r, linear(x, w))", adds, |s| make(s, LinearEpilogue::Add)),
         CudaKernelEntry::new("linear_bias_add", "add(r, linear(x, w, b))", adds, |s| make(s, LinearEpilogue::Add)),
+        CudaKernelEntry::new(
+            "norm_linear_add",
+            "add(r, linear(cast(rms_norm(x, n))?, w))",
+            |body| adds(body) && normed(body),
+            |s| make(s, LinearEpilogue::Add),
+        ),
+        CudaKernelEntry::new(
+            "norm_linear_bias_add",
+            "add(r, linear(cast(rms_norm(x, n))?, w, b))",
+            |body| adds(body) && normed(body),
+            |s| make(s, LinearEpilogue::Add),
+        ),
         CudaKernelEntry::new("linear_swiglu", "swiglu(g@linear_group(x, ...).0, g.1)", gates, |s| {
             make(s, LinearEpilogue::Swiglu)
         }),
@@ -37,9 +56,11 @@ fn supports(body: &Function) -> bool {
     body.args.iter().all(|a| a.ty.format.is_none())
 }
 
-/// The norm's row is one that its kernel takes.
+/// The norm's row is one that its kernel takes, and rounds as the product's operand, if it is not of its dtype.
 fn normed(body: &Function) -> bool {
-    supports(body) && norm::wide(&body.args[0].ty)
+    let of_norm = body.nodes.iter().find(|n| matches!(&n.op, Op::Composite(op) if op.downcast::<RmsNorm>().is_some()));
+    let x = of_norm.map(|norm| body.ty(norm.inputs[0]));
+    supports(body) && x.is_some_and(|x| norm::wide(x) && norm::rounds(x, body.ty(body.outputs[0].var).dtype))
 }
 
 fn adds(body: &Function) -> bool {
@@ -68,7 +89,7 @@ fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, 
 
 /// Are there few rows, of a dtype that tensor cores take?
 fn streams(linears: &LinearCall<'_>) -> bool {
-    let dtype = linears.x().dtype;
+    let dtype = linears.dtype;
     matches!(dtype, DType::BF16 | DType::F16)
         && linears.weights().iter().all(|w| w.dtype == dtype)
         && !linears.spec.deterministic

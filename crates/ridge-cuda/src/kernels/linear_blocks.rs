@@ -37,6 +37,9 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
         CudaKernelEntry::new("linear_blocks_group", "linear_group(x, ...)", supports, |s| {
             make(s, LinearEpilogue::Nothing)
         }),
+        CudaKernelEntry::new("norm_linear_blocks", "linear(rms_norm(x, w), m)", normed, |s| {
+            make(s, LinearEpilogue::Nothing)
+        }),
         CudaKernelEntry::new("norm_linear_blocks_group", "linear_group(rms_norm(x, w), ...)", normed, |s| {
             make(s, LinearEpilogue::Nothing)
         }),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use ridge_graph::ops::{Linear, LinearForward, LinearGroup, RmsNorm};
 use ridge_graph::{Arg, DType, Function, Op, Var};
 
-use super::{cache_epilogue, norm};
+use super::cache_epilogue;
+use super::norm::{self, NormCall};
 use crate::cublaslt::GemmShape;
 use crate::gemm;
 use crate::kernel::{
@@ -89,6 +90,8 @@ pub(super) struct LinearCall<'a> {
     pub(super) biases: bool,
     pub(super) rows: usize,
     pub(super) depth: usize,
+    /// The dtype of what is multiplied and of results: a norm may round x to it.
+    pub(super) dtype: DType,
 }
 
 pub(super) fn flag(on: bool) -> &'static str {
@@ -110,7 +113,10 @@ impl<'a> LinearCall<'a> {
         let shape = &spec.inputs[x].shape;
         let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
         let first = x + 1 + usize::from(norm.is_some());
-        Ok(Self { spec, after, x, norm, first, count, biases, rows, depth })
+        // Behind products that go to a cache, the first result is that.
+        let rounds = norm.is_some() && after != LinearEpilogue::Cache;
+        let dtype = if rounds { spec.outputs[0].dtype } else { spec.inputs[x].dtype };
+        Ok(Self { spec, after, x, norm, first, count, biases, rows, depth, dtype })
     }
 
     pub(super) fn x(&self) -> &CudaOperand {
@@ -194,8 +200,9 @@ impl<'a> LinearCall<'a> {
             return Ok((CudaKernel::default(), (OperandSlot::Input(self.x), 0)));
         }
         let to = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let mut kernel = norm::launch(self.spec, [self.x, self.x, self.x + 1], [to.clone(), to])?;
-        kernel.scratch = self.x().bytes.next_multiple_of(ALIGN);
+        let norm = NormCall { x: self.x, added: false, gate: None, dtype: self.dtype };
+        let mut kernel = norm::launch(self.spec, norm, [to.clone(), to])?;
+        kernel.scratch = (self.x().len() * self.dtype.size_bytes()).next_multiple_of(ALIGN);
         Ok((kernel, (OperandSlot::Scratch, 0)))
     }
 
@@ -208,7 +215,7 @@ impl<'a> LinearCall<'a> {
         weights: &[SlotOffset],
         dtypes: &[DType],
     ) -> Result<CudaKernel, String> {
-        let dtype = self.x().dtype;
+        let dtype = self.dtype;
         let beside = kernel.scratch;
         let gated = self.after == LinearEpilogue::Swiglu;
         let ahead = kernel.actions.len();
@@ -303,7 +310,7 @@ impl<'a> LinearCall<'a> {
     pub(super) fn follow(&self, kernel: &mut CudaKernel, result: DType, elements: usize, args: Vec<LaunchArg>) {
         let defines = [
             ("Y", name(result)),
-            ("D", name(self.x().dtype)),
+            ("D", name(self.dtype)),
             ("ADD", flag(self.after == LinearEpilogue::Add)),
             ("BIAS", flag(self.biases)),
             ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),

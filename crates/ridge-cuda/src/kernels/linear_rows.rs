@@ -110,7 +110,7 @@ impl Division {
         let gated = linears.after == LinearEpilogue::Swiglu;
         let sides = if gated { 2 } else { 1 };
         let rows = linears.rows.next_power_of_two().min(MAX_ROWS);
-        let element = if by == StreamedX::Plain { linears.x().dtype.size_bytes() } else { 1 };
+        let element = if by == StreamedX::Plain { linears.dtype.size_bytes() } else { 1 };
         let bytes = linears.depth * element;
         // Each warp takes two turns at least.
         let warps = if bytes >= 2 * room.warps * PIECE_BYTES { room.warps } else { LEAST_WARPS };
@@ -123,7 +123,9 @@ impl Division {
         let stage = warps * sides * spans * COLUMNS * PIECE_BYTES;
         let stages = (room.shared.checked_sub(OTHER_BYTES + sums + behind)? / stage).min(MOST_STAGES);
         let vectors = bytes.div_ceil(16 * 32 * LEAST_WARPS);
-        let held = vectors * rows.div_ceil(warps / LEAST_WARPS);
+        // A norm holds x as it is given.
+        let given = if by == StreamedX::Plain { linears.x().dtype.size_bytes() } else { element };
+        let held = vectors * rows.div_ceil(warps / LEAST_WARPS) * given / element;
         let holds = !staged || held <= MOST_VECTORS || matches!(by, StreamedX::Quantised(_));
         let fits = holds && stages >= 2 && stages * stage >= least;
         fits.then_some(Self { rows, spans, staged, vectors, warps, stages, shared: stages * stage + behind })
@@ -147,7 +149,7 @@ impl LinearCall<'_> {
             return Ok(CudaKernel::default());
         }
         let norm = self.norm.filter(|_| !matches!(by, StreamedX::Codes(_)));
-        let threads = norm.map_or(0, |_| norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16));
+        let threads = norm.map_or(0, |_| norm::threads_of(self.depth * self.dtype.size_bytes() / 16));
         let in_room = |room: Room| -> Result<CudaKernel, String> {
             let divided = |staged, least| Division::new(room, self, by, staged, least);
             let becomes_codes = matches!(by, StreamedX::Quantised(_));
@@ -184,7 +186,8 @@ impl LinearCall<'_> {
         let caches = self.after == LinearEpilogue::Cache;
         let of_cache = if caches { cache_epilogue::defines(self.spec) } else { Vec::new() };
         let mut defines = vec![
-            ("D", name(self.x().dtype)),
+            ("D", name(self.dtype)),
+            ("X", name(if norm_threads > 0 { self.x().dtype } else { self.dtype })),
             ("SCALED", by.scaled()),
             ("CODE", by.code()),
             ("QUANTISE", flag(matches!(by, StreamedX::Quantised(_)))),

@@ -30,6 +30,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let together = [
         CudaKernelEntry::new("quantize_linear", "linear(quantize(x)?, w)", matched, nothing),
         CudaKernelEntry::new("quantize_linear_bias", "linear(quantize(x)?, w, b)", matched, nothing),
+        CudaKernelEntry::new("norm_quantize_linear", "linear(quantize(rms_norm(x, w)), m)", normed, nothing),
         CudaKernelEntry::new("quantize_linear_group", "linear_group(quantize(x)?, ...)", matched, nothing),
         CudaKernelEntry::new(
             "norm_quantize_linear_group",

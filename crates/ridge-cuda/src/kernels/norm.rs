@@ -1,7 +1,7 @@
 //! Root-mean-square norms: `kernels/norm.cu`.
 
 use ridge_graph::ops::RmsNorm;
-use ridge_graph::{Function, Type};
+use ridge_graph::{DType, Function, Type};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
@@ -13,6 +13,8 @@ pub(super) const NORM: KernelText<'_> = KernelText::new(include_str!("../../kern
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
         CudaKernelEntry::new("rms_norm", "rms_norm(x, w)", |body| wide(&body.args[0].ty), make),
+        CudaKernelEntry::new("rms_norm_cast", "cast(rms_norm(x, w))", narrows, make),
+        CudaKernelEntry::new("gated_rms_norm", "cast(swiglu(cast(g), reshape(rms_norm(x, w))?))", opens, gated),
         CudaKernelEntry::new("add_rms_norm", "rms_norm(*add(x, r), w)", same_rows, make),
     ]
 }
@@ -40,20 +42,57 @@ fn same_rows(body: &Function) -> bool {
     body.args[0].ty == body.args[1].ty && wide(&body.args[0].ty)
 }
 
-fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let last = spec.inputs.len() - 1;
-    launch(spec, [0, last - 1, last], [output(0), output(last - 1)])
+/// The norm is rounded to 16 bits.
+fn narrows(body: &Function) -> bool {
+    let x = &body.args[0].ty;
+    wide(x) && rounds(x, body.ty(body.outputs[0].var).dtype)
 }
 
-/// The norm of input `x` by input `weight`, after input `summand` was added if that is another than `x`, to the first of the
-/// outputs; the sum to the second.
+/// Is `dtype` that of a norm of `x`, or one that it may be rounded to on the way?
+pub(super) fn rounds(x: &Type, dtype: DType) -> bool {
+    x.dtype == dtype || x.dtype == DType::F32 && matches!(dtype, DType::BF16 | DType::F16)
+}
+
+/// An f32 norm is multiplied by a gate of 16 bits, and rounded to as many.
+fn opens(body: &Function) -> bool {
+    let (gate, x, y) = (&body.args[0].ty, &body.args[1].ty, body.ty(body.outputs[0].var));
+    let narrow = |ty: &Type| matches!(ty.dtype, DType::BF16 | DType::F16);
+    wide(x) && x.dtype == DType::F32 && narrow(gate) && narrow(y)
+}
+
+fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let added = spec.inputs.len() == 3;
+    let norm = NormCall { x: 0, added, gate: None, dtype: spec.outputs[0].dtype };
+    launch(spec, norm, [output(0), output(usize::from(added))])
+}
+
+fn gated(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let norm = NormCall { x: 1, added: false, gate: Some(0), dtype: spec.outputs[0].dtype };
+    launch(spec, norm, [output(0), output(0)])
+}
+
+/// A norm, and what goes before and after it.
+pub(super) struct NormCall {
+    /// The input whose rows are normed; the weight is behind it.
+    pub(super) x: usize,
+    /// Is the input behind it added first? The weight is behind that then.
+    pub(super) added: bool,
+    /// The input whose SiLU the norm is multiplied by.
+    pub(super) gate: Option<usize>,
+    /// The dtype of the result.
+    pub(super) dtype: DType,
+}
+
+/// The norm to the first of the outputs, and the sum that it is taken of, if there is one, to the second.
 pub(super) fn launch(
     spec: &CudaKernelSpec<'_>,
-    [x_at, summand, weight]: [usize; 3],
+    norm: NormCall,
     [out, sum]: [LaunchArg; 2],
 ) -> Result<CudaKernel, String> {
     let op = spec.composite::<RmsNorm>().ok_or("no rms_norm in the group")?;
-    let x = &spec.inputs[x_at];
+    let x = &spec.inputs[norm.x];
+    let last = norm.x + 1 + usize::from(norm.added);
+    let gate = norm.gate.unwrap_or(last);
     let row = x.shape.last().copied().unwrap_or(1);
     let vectors = row * x.dtype.size_bytes() / 16;
     let rows = x.len() / row;
@@ -63,17 +102,20 @@ pub(super) fn launch(
     let lines = if threads == 32 && rows >= LINES { LINES } else { 1 };
     let (each, threads_text) = (vectors.div_ceil(threads).to_string(), threads.to_string());
     let lines_text = lines.to_string();
-    let add = if summand == x_at { "0" } else { "1" };
+    let flag = |on: bool| if on { "1" } else { "0" };
     let defines = [
         ("D", name(x.dtype)),
-        ("W", name(spec.inputs[weight].dtype)),
-        ("ADD", add),
+        ("O", name(norm.dtype)),
+        ("W", name(spec.inputs[last].dtype)),
+        ("ADD", flag(norm.added)),
+        ("GATE", flag(norm.gate.is_some())),
+        ("G", name(spec.inputs[gate].dtype)),
         ("VECTORS", &each),
         ("THREADS", &threads_text),
         ("LINES", &lines_text),
     ];
     let eps = LaunchArg::Float(op.eps as f32);
-    let args = vec![input(x_at), input(summand), input(weight), out, sum, eps, numbers(&[row, rows])];
+    let args = vec![input(norm.x), input(last - 1), input(last), input(gate), out, sum, eps, numbers(&[row, rows])];
     let source = CudaSource::new("rms_norm", &defines, &NORM);
     grid(source, [rows.div_ceil(lines), 1, 1], (threads * lines) as u32, args)
 }

@@ -198,6 +198,26 @@ fn linears_of(dtype: DType, rows: usize, depth: usize, columns: usize) -> Vec<Ke
         let x = normed(g)?;
         three(g, x)
     }));
+    cases.push(case("norm_linear", &what, |g| {
+        let (x, w) = (normed(g)?, weight(g, "w", columns)?);
+        Ok(vec![g.linear(x, w)?])
+    }));
+    cases.push(case("norm_linear_bias", &what, |g| {
+        let (x, w) = (normed(g)?, weight(g, "w", columns)?);
+        let b = g.weight("b", Type::tensor(dtype, [columns]))?;
+        Ok(vec![g.linear_bias(x, w, Some(b))?])
+    }));
+    // The norm of a row in f32, which is not as long.
+    if dtype != DType::F32 && depth <= 16_384 {
+        cases.push(case("norm_linear_add", &what, |g| {
+            let x = g.step_input("x", Type::tensor(DType::F32, [rows, depth]))?;
+            let gain = g.weight("gain", Type::tensor(dtype, [depth]))?;
+            let x = g.rms_norm(x, gain, 1e-5)?;
+            let (x, r, w) = (g.cast(x, dtype)?, input(g, "r", columns)?, weight(g, "w", columns)?);
+            let y = g.linear(x, w)?;
+            Ok(vec![g.add(r, y)?])
+        }));
+    }
     cases.push(case("norm_linear_swiglu", &what, |g| {
         let x = normed(g)?;
         gated(g, x)
@@ -222,6 +242,29 @@ pub(crate) fn norms() -> Vec<KernelCase> {
                 let sum = g.add(x, r)?;
                 Ok(vec![g.rms_norm(sum, w, 1e-5)?, sum])
             }));
+            if dtype != DType::F32 {
+                continue;
+            }
+            for to in [DType::BF16, DType::F16] {
+                cases.push(case("rms_norm_cast", &what, |g| {
+                    let (x, w) = (row(g, "x")?, gain(g)?);
+                    let y = g.rms_norm(x, w, 1e-5)?;
+                    Ok(vec![g.cast(y, to)?])
+                }));
+                // Of rows and of their heads.
+                for heads in [1, 2] {
+                    cases.push(case("gated_rms_norm", &what, |g| {
+                        let head = width / heads;
+                        let x = g.step_input("x", Type::tensor(dtype, [rows * heads, head]))?;
+                        let w = g.weight("gain", Type::tensor(DType::BF16, [head]))?;
+                        let gate = g.step_input("gate", Type::tensor(to, [rows, width]))?;
+                        let (y, gate) = (g.rms_norm(x, w, 1e-5)?, g.cast(gate, DType::F32)?);
+                        let y = if heads > 1 { g.reshape(y, ridge_graph::Shape::new([rows, width]))? } else { y };
+                        let y = g.swiglu(gate, y)?;
+                        Ok(vec![g.cast(y, to)?])
+                    }));
+                }
+            }
         }
     }
     cases
@@ -263,6 +306,10 @@ pub(crate) fn blocks() -> Vec<KernelCase> {
                     let b = g.weight("b", Type::tensor(DType::F32, [columns]))?;
                     let y = g.linear_bias(x, w, Some(b))?;
                     Ok(vec![g.add(r, y)?])
+                }));
+                cases.push(case("norm_linear_blocks", &what, |g| {
+                    let (x, w) = (normed(g)?, weight(g, "w", columns)?);
+                    Ok(vec![g.linear(x, w)?])
                 }));
                 // Weights of two formats.
                 cases.push(case("norm_linear_blocks_group", &what, |g| {

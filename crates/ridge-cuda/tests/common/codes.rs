@@ -110,6 +110,10 @@ fn linears_of(format: ScaledFormat) -> Vec<KernelCase> {
                 let (x, w) = (plain(g)?, weight(g, "w", columns)?);
                 Ok(vec![g.linear(x, w)?])
             }));
+            cases.push(case("norm_quantize_linear", &what, |g| {
+                let (x, w) = (normed(g)?, weight(g, "w", columns)?);
+                Ok(vec![g.linear(x, w)?])
+            }));
             cases.push(case("quantize_linear_bias", &what, |g| {
                 let (x, w) = (plain(g)?, weight(g, "w", columns)?);
                 let b = g.weight("b", Type::tensor(dtype, [columns]))?;
