@@ -110,14 +110,14 @@ impl Composite for StatefulConv1d {
         let state = of_convolution.get(2).cloned().unwrap_or_else(|| outputs[1].clone());
         let mut cost = CausalConv1d.cost(&of_convolution, &[outputs[0].clone(), state]);
         let further: Vec<Type> = inputs[LINES..=LINES].iter().chain(&inputs[INPUTS..]).cloned().collect();
-        cost.bytes_read = cost.bytes_read + &Cost::moving(&further, &[]).bytes_read;
+        cost.bytes_read += &Cost::moving(&further, &[]).bytes_read;
         let elements = outputs[0].shape.elements();
         if self.bias {
-            cost.vector_flops = cost.vector_flops + &elements;
+            cost.vector_flops += &elements;
         }
         if self.silu {
-            cost.vector_flops = cost.vector_flops + &(elements.clone() * 2);
-            cost.special_flops = cost.special_flops + &elements;
+            cost.vector_flops += &(elements.clone() * 2);
+            cost.special_flops += &elements;
         }
         cost
     }
