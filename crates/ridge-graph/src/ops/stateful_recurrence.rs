@@ -162,8 +162,8 @@ pub(super) fn shuffled_lines(rng: &mut Rng, rows: usize, nth: usize) -> Tensor {
     let mut places = super::paging::shuffled(rng, 2 * rows + 1);
     if rows > 1 {
         places[nth % rows] = -1;
-        places[rows + (nth + 1) % rows] = if nth % 2 == 0 { -1 } else { 2 * rows as i64 + 1 };
-    } else if rows == 1 && nth % 2 == 0 {
+        places[rows + (nth + 1) % rows] = if nth.is_multiple_of(2) { -1 } else { 2 * rows as i64 + 1 };
+    } else if rows == 1 && nth.is_multiple_of(2) {
         // In its own place.
         places[1] = places[0];
     }

@@ -3,7 +3,7 @@
 //! part of Qwen3.5 (Qwen 2026), with and without them.
 
 use ridge_files::checkpoint::{Part, Rows, Stack};
-use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
+use ridge_graph::{Builder, DType, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear, scaled, weight};
 use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
@@ -18,7 +18,7 @@ use super::tensors::{
 };
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, ROPE_KEYS, RopeKeys, read_rope};
 use crate::error::Result;
-use crate::model::{BuildOptions, symbols};
+use crate::model::BuildOptions;
 
 /// The gated delta rule of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
