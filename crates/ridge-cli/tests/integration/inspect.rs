@@ -201,14 +201,14 @@ fn keys_and_values_of_few_tokens_are_written_by_the_launch_of_their_products() {
     let written = |name: &str, more: &str| {
         let path = folder.path().join(name);
         let config = format!(
-            r#"{{"num_hidden_layers": 2, "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
+            r#"{{"num_hidden_layers": 3, "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
             "num_key_value_heads": 8, "vocab_size": 512, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
             "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16", {more}}}"#
         );
         std::fs::write(&path, config).unwrap();
         path.display().to_string()
     };
-    // The kernels of the second layer up to its attention, but for norms.
+    // The kernels of the second layer, which is not the last, up to its attention, but for norms.
     let kernels = |model: &str, tokens: &str| -> Vec<String> {
         let listed = json(&["inspect", model, "--launches", "H100", "--tokens", tokens, "--json"]);
         let launches = listed["launches"].as_array().expect("a list");

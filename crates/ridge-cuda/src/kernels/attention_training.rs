@@ -237,6 +237,7 @@ impl<'a> AttentionCall<'a> {
         let also = [
             ("BLOCK", "8".to_owned()),
             ("PAGED", "0".to_owned()),
+            ("CODED", "0".to_owned()),
             ("FEW", "0".to_owned()),
             ("LSE", u8::from(saving).to_string()),
             ("CONSUMERS", consumers.to_string()),

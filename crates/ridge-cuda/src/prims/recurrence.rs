@@ -3,6 +3,7 @@
 //! `kernels/recurrence_gradient.cu`.
 
 mod chunks;
+mod extents;
 mod gated;
 
 use crate::kernel::{
@@ -12,16 +13,12 @@ use crate::kernel::{
 
 #[cfg(test)]
 pub(super) use chunks::RECURRENCE_PARALLEL;
+pub(super) use extents::RECURRENCE;
+use extents::{COLUMNS, Extents, LEAST, SHARED_OF_ALL, THREADS};
 #[cfg(test)]
 pub(super) use gated::RECURRENCE_GATED;
 pub(crate) use gated::{gated, takes_gated};
 
-pub(super) const RECURRENCE: KernelText<'_> = KernelText::new(concat!(
-    include_str!("../../kernels/lines.cuh"),
-    include_str!("../../kernels/compensated.cuh"),
-    include_str!("../../kernels/recurrence.cu")
-))
-.early_launch();
 pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),
     include_str!("../../kernels/recurrence_chunks.cu")
@@ -31,15 +28,8 @@ pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
 pub(super) const RECURRENCE_GRADIENT: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/recurrence_gradient.cu"));
 
-/// Columns of the state and threads of a block, as the kernel has them.
-const COLUMNS: usize = 32;
-const THREADS: u32 = 128;
-
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
 pub(crate) const MAX_KEY: usize = 512;
-
-/// Tokens of a row from which on they are taken in chunks, as the kernels have it.
-const LEAST: usize = 16;
 
 /// Keys of a head at most where it has one value: a thread has a quarter of those of some tokens in registers.
 const MAX_KEY_OF_CHANNELS: usize = 64;
@@ -47,57 +37,11 @@ const MAX_KEY_OF_CHANNELS: usize = 64;
 /// Keys of a head at most for chunks with a part of low rank: their state and the keys of a chunk are in shared memory.
 const MAX_KEY_OF_CHUNKS: usize = 256;
 
-/// Bytes of shared memory that a block may take on every GPU from Ampere on, less what sources declare.
-const SHARED_OF_ALL: u32 = 98 << 10;
-
 /// Tokens of a chunk, and matrices of a chunk that do not depend on the state, as `kernels/recurrence_chunks.cu` has them.
 const CHUNK: usize = 32;
 const MATRICES: usize = 4;
 
-/// A recurrence's extents.
-#[derive(Clone, Copy)]
-struct Extents {
-    tokens: usize,
-    rows: usize,
-    groups: usize,
-    heads: usize,
-    key: usize,
-    value: usize,
-    low_rank: bool,
-    /// The lines of the table that the states are in, if they are not in the order of rows.
-    lines: Option<usize>,
-}
-
 impl Extents {
-    fn numbers(&self) -> LaunchArg {
-        let lines = self.lines.unwrap_or(0);
-        numbers(&[self.tokens, self.rows, self.groups, self.heads, self.value, lines])
-    }
-
-    /// Whether states are lines of a table, as texts have it; and the input that says which. Where they are not, any address will
-    /// do.
-    fn of_lines(&self) -> ((&'static str, &'static str), LaunchArg) {
-        (("LINES", if self.lines.is_some() { "1" } else { "0" }), input(if self.lines.is_some() { 5 } else { 0 }))
-    }
-
-    /// The inputs as the kernels take them: without a part of low rank its operands are not read.
-    fn inputs(&self) -> [usize; 8] {
-        let starts = if self.lines.is_some() { 6 } else { 5 };
-        let of_rank = if self.low_rank { [starts + 1, starts + 2] } else { [0, 0] };
-        [0, 1, 2, 3, 4, starts, of_rank[0], of_rank[1]]
-    }
-
-    /// The launch that takes the rows of fewer than `least` tokens, token by token.
-    fn token_by_token(&self, decays: usize, least: usize) -> CudaKernel {
-        let [key, decays, least] = [self.key, decays, least].map(|n| n.to_string());
-        let low_rank = if self.low_rank { "1" } else { "0" };
-        let (of_lines, lines) = self.of_lines();
-        let defines = [("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least), of_lines];
-        let args = self.inputs().map(input).into_iter().chain([lines, output(0), output(1), self.numbers()]).collect();
-        let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS) + 1;
-        blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args)
-    }
-
     /// The launch for heads of one value whose keys decay by themselves.
     fn by_channels(&self) -> Result<CudaKernel, String> {
         let key = self.key.to_string();

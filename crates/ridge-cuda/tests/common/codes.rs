@@ -170,7 +170,8 @@ pub(crate) fn attentions_over_codes() -> Vec<KernelCase> {
             );
             let of_scales = [step.blocks, 2, keys, block];
             let cache = [step.blocks, 2, keys, block, dim];
-            let mut case = case("attention", &what, |g| {
+            let kernel = if sinks { "attention_codes_sinks" } else { "attention_codes" };
+            let mut case = case(kernel, &what, |g| {
                 let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
                 let kv = g.state("kv", Type::state(codes, cache))?;
                 let int = |g: &mut Builder, name: &str, of: &Tensor| g.step_input(name, of.ty());

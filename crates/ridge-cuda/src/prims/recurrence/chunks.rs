@@ -1,6 +1,6 @@
 //! Recurrences without a part of low rank in chunks, all at once: `kernels/recurrence_parallel.cu`.
 
-use super::{Extents, LEAST};
+use super::extents::{Extents, LEAST};
 use crate::kernel::{CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, numbers, output};
 
 pub(in crate::prims) const RECURRENCE_PARALLEL: KernelText<'_> = KernelText::new(concat!(

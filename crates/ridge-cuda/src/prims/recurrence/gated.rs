@@ -2,7 +2,7 @@
 //! `kernels/recurrence.cu` for the others.
 
 use super::chunks::CHUNK;
-use super::{COLUMNS, Extents, LEAST, RECURRENCE, SHARED_OF_ALL, THREADS};
+use super::extents::{COLUMNS, Extents, LEAST, RECURRENCE, SHARED_OF_ALL, THREADS};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
     numbers, output,
