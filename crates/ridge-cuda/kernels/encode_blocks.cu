@@ -373,7 +373,6 @@ extern "C" __global__ __launch_bounds__(THREADS) void encode_blocks(
 ) {
     __shared__ u8 made[THREADS / SHARE * BYTES];
     __shared__ u8 codes[WIDE ? THREADS * LENGTH : 1];
-    after_others();
     const i64 first = (i64)blockIdx.x * THREADS, group = first + threadIdx.x;
     // Threads without a group make one of zeros, so that all take part in shuffles.
     float x[LENGTH];
