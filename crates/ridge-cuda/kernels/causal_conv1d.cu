@@ -41,8 +41,8 @@ struct Channels {
 };
 
 extern "C" __global__ __launch_bounds__(THREADS) void causal_conv1d(
-    const D::Raw* __restrict__ x, const D::Raw* __restrict__ factor, const W::Raw* __restrict__ w,
-    const BIAS_TYPE::Raw* __restrict__ bias, const D::Raw* before, const int* __restrict__ lines, const int* __restrict__ ids,
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ factor, const volatile W::Raw* w,
+    const volatile BIAS_TYPE::Raw* bias, const D::Raw* before, const int* __restrict__ lines, const int* __restrict__ ids,
     const int* __restrict__ starts, float* __restrict__ y, D::Raw* after, Numbers<8> n
 ) {
     const i64 tokens = n.v[0], channels = n.v[1], rows = n.v[2];
@@ -51,6 +51,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void causal_conv1d(
     const bool has = c < channels;
     others_may_begin();
     after_others();
+    // Volatile, since taps and biases may be results of the launch ahead.
     Channels all;
 #pragma unroll
     for (int at = 0; at < WIDE; ++at) {

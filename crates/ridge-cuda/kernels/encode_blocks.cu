@@ -356,7 +356,7 @@ __device__ inline void encode(const float* x, int nth, u8* block, u8* codes) {
     pack_four(block + 8 + 16 * nth, [&](int i) { return (u32)nearest(x[i] * inverse); });
 #elif FORMAT == MXFP4
     const float largest = fabsf(largest_of(x));
-    const int exponent = largest > 0.0f ? max((__float_as_int(largest) >> 23) - 2, 0) : 0;
+    const int exponent = largest == INF ? 255 : largest > 0.0f ? max((__float_as_int(largest) >> 23) - 2, 0) : 0;
     const float scale = power_of(exponent);
     block[0] = (u8)exponent;
     pack_four(block + 1, [&](int i) {

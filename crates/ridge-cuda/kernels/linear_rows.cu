@@ -143,6 +143,13 @@ template <class T> __device__ inline T of_weight(const T (&all)[COUNT], int i) {
     return one;
 }
 
+// Volatile, so that it stays behind the wait for the launch ahead: what a `const __restrict__` pointer leads to is constant to the compiler.
+__device__ inline uint4 load_now(const uint4* at) {
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at) : "memory");
+    return x;
+}
+
 extern "C" __global__
 __launch_bounds__(WARPS * 32)
 void linear_rows(
@@ -307,7 +314,7 @@ void linear_rows(
             const bool real = y < rows && vector + i * 256 < vectors;
             const uint4* from = (const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * PIECE);
 #pragma unroll
-            for (int e = 0; e < GIVEN; ++e) held[j][i][e] = real ? from[e] : make_uint4(0, 0, 0, 0);
+            for (int e = 0; e < GIVEN; ++e) held[j][i][e] = real ? load_now(from + e) : make_uint4(0, 0, 0, 0);
         }
 #if NORM
     // The very sums that `norm.cu` makes of rows of D.

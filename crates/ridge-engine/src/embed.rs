@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use ridge_graph::{Bindings, DType, Graph, Tensor};
-use ridge_models::{Encoder, Model, SentenceConfig, block_table_name, symbols, windows, with_blocks, with_pooling};
+use ridge_models::{
+    Encoder, Model, STATE_LINES, SentenceConfig, block_table_name, symbols, windows, with_blocks, with_pooling,
+};
 use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
 
 use crate::error::{EngineError, Result};
@@ -156,7 +158,7 @@ impl Embedder {
         self.make_room(table * texts.len())?;
         let bindings =
             Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, texts.len()).with(symbols::TABLE, table);
-        let bindings = with_blocks(&self.graph, bindings, self.blocks);
+        let bindings = room(&self.graph, bindings, self.blocks);
         self.compile()?;
         let compiled = self.compiled.as_ref().expect("compiled just now");
         let mut bucket = compiled.bucket(&bindings)?;
@@ -177,6 +179,8 @@ impl Embedder {
             ("seq_ids", ints(&[tokens], rows.flat_map(|(i, t)| std::iter::repeat_n(i as i64, t.len())).collect())),
             ("query_start", ints(&[texts.len() + 1], std::iter::once(0).chain(ends).collect())),
             ("lengths", ints(&[texts.len()], vec![0; texts.len()])),
+            // Texts begin without a state and leave none.
+            (STATE_LINES, ints(&[texts.len(), 2], vec![-1; 2 * texts.len()])),
         ]
         .map(|(name, tensor)| (name.to_owned(), tensor))
         .into();
@@ -212,7 +216,7 @@ impl Embedder {
     /// Makes the cache of a decoder have `blocks` blocks or more.
     fn make_room(&mut self, blocks: usize) -> Result<()> {
         if self.block_size.is_some() && blocks > self.blocks {
-            self.session.allocate_states(&self.graph, &with_blocks(&self.graph, Bindings::new(), blocks))?;
+            self.session.allocate_states(&self.graph, &room(&self.graph, Bindings::new(), blocks))?;
             self.blocks = blocks;
             // Programs hold the states that they were compiled for.
             self.compiled = None;
@@ -226,6 +230,11 @@ impl Embedder {
         }
         Ok(())
     }
+}
+
+/// `bindings` with `blocks` blocks of each pool, and of states of a fixed size the line that tables have at least.
+fn room(graph: &Graph, bindings: Bindings, blocks: usize) -> Bindings {
+    with_blocks(graph, bindings.with(symbols::STATE_LINES, 1), blocks)
 }
 
 fn run(bucket: &mut Bucket) -> Result<()> {

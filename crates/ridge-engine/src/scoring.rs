@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use ridge_graph::Bindings;
-use ridge_models::{Model, block_table_name, symbols, windows, with_blocks, with_scores};
+use ridge_models::{Model, block_table_name, has_fixed_state, symbols, windows, with_blocks, with_scores};
 use ridge_runtime::{Bucket, Compiled, Session};
 
 use crate::error::{EngineError, Result};
@@ -100,6 +100,9 @@ impl Scorer {
                 value: options.context.to_string(),
                 why: format!("the model supports at most {} tokens", model.max_context),
             });
+        }
+        if has_fixed_state(&model.graph) {
+            return Err(EngineError::FixedStates);
         }
         let block_count = options.blocks(model.block_size);
         let graph = with_scores(&model.graph).map_err(ridge_runtime::RuntimeError::from)?;

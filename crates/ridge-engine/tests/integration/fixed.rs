@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::scoring::{Scorer, ScorerOptions};
 use ridge_engine::service::{Event, Happened, Policy, Request, RequestId, Service, ServiceOptions};
-use ridge_engine::{Engine, EngineOptions, Ngram, STEPS_IN_FLIGHT, Sampling};
+use ridge_engine::{EmbedOptions, Embedder, Engine, EngineError, EngineOptions, Ngram, STEPS_IN_FLIGHT, Sampling};
 use ridge_graph::{Builder, DType, Shape, Type};
 use ridge_models::{
-    BuildOptions, HISTORY, Model, Module, StateGroup, StepInputs, WeightSource, decaying_sum, finish_decoder,
-    read_fixed, write_fixed,
+    BuildOptions, HISTORY, Model, Module, Pooling, SentenceConfig, StateGroup, StepInputs, WeightSource, decaying_sum,
+    finish_decoder, read_fixed, write_fixed,
 };
 use ridge_runtime::late::Late;
 use ridge_runtime::{Backend, Session};
@@ -136,6 +137,25 @@ fn chunks_do_not_change_an_answer_and_every_token_of_the_prompt_does() {
     let mut other = tokens;
     other[0] = (other[0] + 1) % VOCAB as u32;
     assert_ne!(alone(&other, 20, 41), answer, "the first token does not show");
+}
+
+#[test]
+fn texts_are_embedded_from_no_state_and_not_scored() {
+    let sentence = SentenceConfig { pooling: Pooling::Last, ..SentenceConfig::default() };
+    let (session, model) = loaded(cpu());
+    let mut embedder = Embedder::of_decoder(session, &model, EmbedOptions::new(sentence, 64)).expect("is a decoder");
+    let texts = [prompt(1, 9), prompt(2, 23), prompt(3, 40)];
+    let mut embed = |texts: &[Vec<u32>]| embedder.embed(texts).unwrap_or_else(|e| panic!("{e}"));
+    let together = embed(&texts);
+    for (text, vector) in texts.iter().zip(&together) {
+        assert_eq!(&embed(std::slice::from_ref(text))[0], vector);
+        // The state has every token.
+        let other = [(text[0] + 1) % VOCAB as u32].into_iter().chain(text[1..].iter().copied()).collect();
+        assert_ne!(&embed(&[other])[0], vector);
+    }
+    let (session, model) = loaded(cpu());
+    let refused = Scorer::new(session, &model, ScorerOptions { context: 64, step: 64, questions: 2 });
+    assert!(matches!(refused, Err(EngineError::FixedStates)));
 }
 
 #[test]

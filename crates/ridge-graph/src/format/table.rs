@@ -204,8 +204,12 @@ impl BlockFormat for Mxfp4 {
     /// left to weigh.
     fn write(values: &[f32], _importance: Option<&[f32]>, block: &mut [u8]) {
         let largest = fit::largest(values).abs();
-        // That of the float less 2; the exponents of both are biased by 127 and more by 1.
-        let exponent = if largest > 0.0 { (largest.to_bits() >> 23).saturating_sub(2) as u8 } else { 0 };
+        let exponent = match largest {
+            0.0 => 0,
+            f32::INFINITY => u8::MAX,
+            // The exponent of the float, without its bias of 127, and then 125.
+            _ => (largest.to_bits() >> 23).saturating_sub(2) as u8,
+        };
         block[0] = exponent;
         let scale = power(exponent);
         let code = |i: usize| {

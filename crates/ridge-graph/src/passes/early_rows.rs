@@ -22,7 +22,7 @@ use crate::types::Type;
 /// computed twice, and if products or attention are among it. Of what is taken by several indices, the first that something
 /// is gained by moves. Products of one input stay together: see [`group_linears`](super::group_linears).
 ///
-/// Rows of padding, those of negative indices, change; others do not.
+/// Rows of padding, those of negative indices, change; others do not. Indices must be below the extent that they index.
 pub fn take_rows_early(graph: &mut Graph) {
     let main = graph.main();
     let mut indices: Vec<(Var, Taken)> = Vec::new();

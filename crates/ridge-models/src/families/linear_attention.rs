@@ -189,16 +189,18 @@ impl LinearAttentionConfig {
             (q, k) = (g.rope(q, at.positions(), &rope)?, g.rope(k, at.positions(), &rope)?);
         }
         let decay = self.decay(g, x)?;
+        // What the queries are multiplied by.
+        let scale = (self.key as f64).sqrt().recip();
         let y = if let LinearMixer::Gated { .. } = self.mixer {
             let [q, k, v] = [q, k, v].map(|y| g.cast(y, DType::F32));
-            recurrence(g, at, [q?, k?, v?, decay], None)?
+            let y = recurrence(g, at, [q?, k?, v?, decay], None)?;
+            scaled(g, y, scale)?
         } else {
-            let one = self.of_heads(g, &vec![1.0; heads])?;
-            let y = gated_recurrence(g, at, [q, k, v, one, decay], false)?;
+            // By the weight of what is added to the state, since sums of long texts may exceed what f16 has.
+            let weight = self.of_heads(g, &vec![scale; heads])?;
+            let y = gated_recurrence(g, at, [q, k, v, weight, decay], false)?;
             g.cast(y, DType::F32)?
         };
-        // As if the queries were divided by it.
-        let y = scaled(g, y, (self.key as f64).sqrt().recip())?;
         let y = NormKind::Rms(self.norm_eps).apply(g, self.norm_scope(), y)?;
         let mut y = flat(g, y)?;
         if !matches!(self.mixer, LinearMixer::Plain(_)) {
