@@ -3,10 +3,15 @@
 //!
 //! `cargo run -p ridge-cuda --example kernels -- sm_80 sm_89 sm_90a`, or with names of kernels behind the architectures for those alone
 
+#[path = "../../tests/common/cache.rs"]
+#[allow(dead_code)] // tests ask for more of a case
+mod cache;
 #[path = "../../tests/common/cases.rs"]
 mod cases;
 #[path = "../../tests/common/codes.rs"]
 mod codes;
+#[path = "../../tests/common/convolution.rs"]
+mod convolution;
 #[path = "../../tests/common/few.rs"]
 mod few;
 mod sass;
@@ -105,6 +110,8 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         few::sums_of_experts(),
         few::products_of_heads(),
         cases::cache_writes(),
+        cache::projections().iter().map(|projections| projections.case(false)).collect(),
+        convolution::convolutions(),
         cases::attentions(),
     ];
     let training = [
