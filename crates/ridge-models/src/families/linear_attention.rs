@@ -189,14 +189,14 @@ impl LinearAttentionConfig {
             (q, k) = (g.rope(q, at.positions(), &rope)?, g.rope(k, at.positions(), &rope)?);
         }
         let decay = self.decay(g, x)?;
-        // What the queries are multiplied by.
+        // The factor of the queries, which may as well be the result's.
         let scale = (self.key as f64).sqrt().recip();
         let y = if let LinearMixer::Gated { .. } = self.mixer {
             let [q, k, v] = [q, k, v].map(|y| g.cast(y, DType::F32));
             let y = recurrence(g, at, [q?, k?, v?, decay], None)?;
             scaled(g, y, scale)?
         } else {
-            // By the weight of what is added to the state, since sums of long texts may exceed what f16 has.
+            // Or that of what is added to the state: without it, the sums of a long text may exceed the range of f16.
             let weight = self.of_heads(g, &vec![scale; heads])?;
             let y = gated_recurrence(g, at, [q, k, v, weight, decay], false)?;
             g.cast(y, DType::F32)?
