@@ -151,6 +151,8 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let router = api::router(Arc::clone(&app));
     let graceful = GracefulShutdown::new();
+    // Dropped when the server begins to end.
+    let (serving, ending) = tokio::sync::watch::channel(());
     let places = Arc::new(Semaphore::new(app.options.max_connections));
     let told = Arc::new(Notify::new());
     let teller = Arc::clone(&told);
@@ -179,13 +181,23 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
             futures_util::future::Either::Left(_) => break,
             futures_util::future::Either::Right((accepted, _)) => accepted,
         };
-        let connection = graceful.watch(connection(stream, &router, &app, true));
+        let (watcher, ending) = (graceful.watcher(), ending.clone());
+        let (router, app) = (router.clone(), Arc::clone(&app));
         tokio::spawn(async move {
-            ended(connection.await);
+            // Hyper closes a connection that is to end before its first request, which may be on its way.
+            match begins(&stream, ending, app.options.read_timeout).await {
+                Beginning::Request => ended(watcher.watch(connection(stream, &router, &app, true)).await),
+                Beginning::End => {
+                    drop(watcher);
+                    ended(connection(stream, &router, &app, false).await);
+                }
+                Beginning::Nothing => {}
+            }
             drop(place);
         });
     }
     app.draining.store(true, Relaxed);
+    drop(serving);
     tracing::info!(seconds = app.options.drain.as_secs(), "shutting down: waiting for running requests");
     let mut over = std::pin::pin!(graceful.shutdown());
     let limit = async {
@@ -224,6 +236,31 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
 
 /// Time for clients to read the error of an aborted request.
 const CUTTING: Duration = Duration::from_secs(1);
+
+/// What comes first on a new connection.
+enum Beginning {
+    /// Bytes, or its end.
+    Request,
+    /// The end of the server.
+    End,
+    /// Neither in time.
+    Nothing,
+}
+
+/// Waits for what comes first, for so long at most.
+async fn begins(stream: &TcpStream, mut ending: tokio::sync::watch::Receiver<()>, limit: Duration) -> Beginning {
+    let first = async {
+        let mut byte = [0];
+        let bytes = std::pin::pin!(stream.peek(&mut byte));
+        let ending = std::pin::pin!(ending.changed());
+        // Of both, the end.
+        match futures_util::future::select(ending, bytes).await {
+            futures_util::future::Either::Left(_) => Beginning::End,
+            futures_util::future::Either::Right(_) => Beginning::Request,
+        }
+    };
+    tokio::time::timeout(limit, first).await.unwrap_or(Beginning::Nothing)
+}
 
 type Connection = http1::Connection<TokioIo<Impatient>, TowerToHyperService<Router>>;
 

@@ -1,6 +1,6 @@
 //! `ridge serve` and what not every client asks for: tools, scores of prompts, least lengths, vectors, logs.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 
 use crate::common::server::{Server, read_answer};
@@ -169,11 +169,16 @@ fn server_that_ends_says_so_and_ends_streams_with_an_error() {
     // Read as they come: a client that does not is cut for that.
     let read = |mut stream: std::net::TcpStream| std::thread::spawn(move || read_answer(&mut stream));
     let streams: Vec<_> = streams.into_iter().map(read).collect();
+    let mut early = server.connect();
+    // Connections are accepted in turn, so that one is accepted by now.
+    assert_eq!(server.get("/ready").status, 200);
     let ended = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(ended.success());
     server.until("/ready says that the server ends", |s| s.get("/ready").status == 503);
     assert_eq!(server.get("/health").status, 200);
     server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 2 })).refused(503);
+    early.write_all(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    assert_eq!(read_answer(&mut early).status, 503);
     for stream in streams {
         let answer = stream.join().unwrap();
         let events = answer.events();
