@@ -54,7 +54,7 @@ __device__ inline u32 pack(float low, float high) { return Mma<D>::pack(low, hig
 __device__ inline float low(u32 x) { return D::load((u16)x); }
 __device__ inline float high(u32 x) { return D::load((u16)(x >> 16)); }
 
-__device__ inline float gated(float gate, float up) { return gate * op_sigmoid(gate) * up; }
+__device__ inline float gated(float gate, float up) { return gate * sigmoid_for<D>(gate) * up; }
 
 // Columns of a tile that a block adds up and stores.
 #define SHARE (COLUMNS / SPLIT)

@@ -16,7 +16,7 @@
 // Defines: D of x, weights and results; X of x as it is given, D or before a norm f32; SCALED, 0 without codes; CODE of codes, F8E4M3 or I8; ROWS, a power of 2, at most 16; SPANS;
 // STAGED, 0 or 1; VECTORS, 16 bytes of a row that each of 256 threads has at most; WARPS, a multiple of 8; STAGES; COUNT weights;
 // ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of a row of x is made on
-// the way, 0 for none, with its NORM_TYPE; QUANTISE, whether the one row, of dtype D, becomes codes on the way, 0 where x is codes;
+// the way, 0 for none, with its NORM_TYPE; QUANTISE, whether rows, of dtype D, become codes on the way, 0 where x is codes;
 // CACHED, 0 or 1, with CACHE, the dtype of the cache, PAGE, the tokens of one of its blocks, DIM, a multiple of 16, and the defines of
 // `angles.cuh`, PAIRS a multiple of 8. Where weights have scales of blocks, a head of keys that are rotated is within one.
 // Numbers: rows, depth (a multiple of 8, for codes of 16), then the columns of each weight, then with CACHED the slots of the cache.
@@ -37,6 +37,8 @@ typedef X::Raw Given;
 #define GIVEN (QUANTISE ? 1 : (int)(sizeof(Given) / sizeof(Element)))
 // Elements of a lane's 16 bytes, and of a warp's piece of a row.
 #define PIECE (16 / (int)sizeof(Element))
+// Elements that a thread prepares at a time, which are GIVEN vectors.
+#define UNIT (QUANTISE ? 8 : PIECE)
 #define DEPTH (4 * PIECE)
 #define TILES ((ROWS + 7) / 8)
 #define SIDES (SWIGLU ? 2 : 1)
@@ -254,8 +256,8 @@ void linear_rows(
     // Where row `y` of this block is in x: of rows that are not there, anywhere.
     [[maybe_unused]] auto place_of = [&](int y) { return (i64)first + min(y, rows - 1); };
 #if STAGED
-#if QUANTISE
-    // The one row.
+#if QUANTISE && ROWS == 1
+    // By all threads.
     const Given* from = x + (i64)first * depth;
 #if NORM
     __shared__ float squares[32];
@@ -269,42 +271,27 @@ void linear_rows(
         return part;
 #endif
     };
-    auto magnitude = [](uint4 part) {
-        const D::Raw* value = (const D::Raw*)&part;
-        float most = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) most = op_max(fabsf(D::load(value[i])), most);
-        return most;
-    };
-    auto encode = [&](int k, uint4 part, float most, float scale) {
-        const D::Raw* value = (const D::Raw*)&part;
-        union { uint2 whole; u8 part[8]; } c;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c.part[i] = Coder<CODE>::of(D::load(value[i]), most, scale);
-        *(uint2*)(staged + k) = c.whole;
-    };
 #if SCALED == BY_BLOCKS
     // Sixteen lanes have a group of 128, whole warps together.
     for (int base = 0; base < depth; base += WARPS * 32 * 8) {
         const int k = base + threadIdx.x * 8;
         const uint4 part = k < depth ? values(k) : make_uint4(0, 0, 0, 0);
-        const float most = largest_of<16>(magnitude(part)), scale = Coder<CODE>::scale_of(most);
+        const Coder<CODE> coder(largest_of<16>(largest_of_vector<D>(part)));
         if (k >= depth) continue;
-        encode(k, part, most, scale);
-        if (lane % 16 == 0) of_x[k / BLOCK] = scale;
+        *(uint2*)(staged + k) = codes_of<CODE, D>(coder, part);
+        if (lane % 16 == 0) of_x[k / BLOCK] = coder.scale;
     }
 #else
     __shared__ float largest[32];
     float most = 0.0f;
-    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) most = op_max(magnitude(values(k)), most);
-    most = block_reduce<Max>(most, largest);
-    const float scale = Coder<CODE>::scale_of(most);
-    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) encode(k, values(k), most, scale);
-    if (threadIdx.x == 0) of_x[0] = scale;
+    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) most = larger(largest_of_vector<D>(values(k)), most);
+    const Coder<CODE> coder(block_reduce<Max>(most, largest));
+    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) *(uint2*)(staged + k) = codes_of<CODE, D>(coder, values(k));
+    if (threadIdx.x == 0) of_x[0] = coder.scale;
 #endif
 #else
     // Rows team by team, all of them asked for at once.
-    const int team = threadIdx.x / 256, vector = threadIdx.x % 256, vectors = depth / PIECE;
+    const int team = threadIdx.x / 256, vector = threadIdx.x % 256, vectors = depth / UNIT;
     uint4 held[EACH][VECTORS][GIVEN];
 #pragma unroll
     for (int j = 0; j < EACH; ++j)
@@ -312,7 +299,7 @@ void linear_rows(
         for (int i = 0; i < VECTORS; ++i) {
             const int y = team + j * TEAMS;
             const bool real = y < rows && vector + i * 256 < vectors;
-            const uint4* from = (const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * PIECE);
+            const uint4* from = (const uint4*)(x + (i64)(first + y) * depth + (vector + i * 256) * UNIT);
 #pragma unroll
             for (int e = 0; e < GIVEN; ++e) held[j][i][e] = real ? load_now(from + e) : make_uint4(0, 0, 0, 0);
         }
@@ -326,33 +313,69 @@ void linear_rows(
         for (int i = 0; i < VECTORS; ++i) {
             const X::Raw* part = (const X::Raw*)held[j][i];
 #pragma unroll
-            for (int e = 0; e < PIECE; ++e) square += X::load(part[e]) * X::load(part[e]);
+            for (int e = 0; e < UNIT; ++e) square += X::load(part[e]) * X::load(part[e]);
         }
         for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
         if (lane == 0) squares[team + j * TEAMS][warp % 8] = square;
     }
     __syncthreads();
 #endif
+#if QUANTISE && SCALED == BY_ROWS
+    __shared__ float largest[EACH * TEAMS][8];
+#endif
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
-        const int y = team + j * TEAMS;
+        [[maybe_unused]] const int y = team + j * TEAMS;
 #if NORM
         float square = squares[y][0];
         for (int i = 1; i < NORM / 32; ++i) square += squares[y][i];
         const float unit = op_rsqrt(square / (float)depth + eps);
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i)
+            if (y < rows && vector + i * 256 < vectors)
+                held[j][i][0] = normed<D, NORM_TYPE, X>(held[j][i], gain + (vector + i * 256) * UNIT, unit);
+#endif
+#if QUANTISE && SCALED == BY_ROWS
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) most = larger(largest_of_vector<D>(held[j][i][0]), most);
+        most = largest_of<32>(most);
+        if (lane == 0) largest[y][warp % 8] = most;
+#endif
+    }
+#if QUANTISE && SCALED == BY_ROWS
+    __syncthreads();
+#endif
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const int y = team + j * TEAMS;
+#if QUANTISE && SCALED == BY_ROWS
+        float most = largest[y][0];
+#pragma unroll
+        for (int i = 1; i < 8; ++i) most = larger(largest[y][i], most);
+        const Coder<CODE> coder(most);
+        if (vector == 0) of_x[y] = coder.scale;
 #endif
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int at = vector + i * 256;
-            if (y >= rows || at >= vectors) continue;
-#if NORM
-            held[j][i][0] = normed<D, NORM_TYPE, X>(held[j][i], gain + at * PIECE, unit);
+#if QUANTISE && SCALED == BY_BLOCKS
+            // Sixteen lanes have a group of 128.
+            const Coder<CODE> coder(largest_of<16>(largest_of_vector<D>(held[j][i][0])));
+            if (y < rows && at < vectors && at % 16 == 0) of_x[y * across + at / 16] = coder.scale;
 #endif
+            if (y >= rows || at >= vectors) continue;
+#if QUANTISE
+            *(uint2*)(staged + y * line + at * 8) = codes_of<CODE, D>(coder, held[j][i][0]);
+#else
             *(uint4*)(staged + y * line + at * 16) = held[j][i][0];
+#endif
         }
     }
+#if !QUANTISE
 #if SCALED
     for (int i = threadIdx.x; i < rows * across; i += WARPS * 32) of_x[i] = scales.x[(i64)first * across + i];
+#endif
 #endif
 #endif
     const u8* of_row[TILES];

@@ -218,10 +218,14 @@ __device__ inline float op_cos(float x) { return cosf(x); }
 __device__ inline float op_tanh(float x) { return tanhf(x); }
 __device__ inline float op_erf(float x) { return erff(x); }
 __device__ inline float op_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// The same for what is then rounded to D: of 16 bits, within 2^-17.
+template <class D> __device__ inline float sigmoid_for(float x) {
+    return sizeof(typename D::Raw) > 2 ? op_sigmoid(x) : __fdividef(1.0f, 1.0f + __expf(-x));
+}
 // SwiGLU of sums that are rounded to D first.
 template <class D> __device__ inline float gated(float gate, float up) {
     const float opened = D::wrap(gate);
-    return opened * op_sigmoid(opened) * D::wrap(up);
+    return opened * sigmoid_for<D>(opened) * D::wrap(up);
 }
 __device__ inline float op_floor(float x) { return floorf(x); }
 __device__ inline float op_add(float a, float b) { return a + b; }

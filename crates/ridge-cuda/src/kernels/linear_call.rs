@@ -18,6 +18,9 @@ use crate::prims::{MatrixProduct, product};
 /// The weights are prefetched; see [`DeviceAction::Launch`].
 pub(super) const AFTER: KernelText<'_> = KernelText::new(include_str!("../../kernels/linear_after.cu")).early_launch();
 
+/// Elements that a thread of it makes at a time, where rows divide by them.
+const AT_ONCE: usize = 8;
+
 /// What begins in scratch memory begins at a multiple of this many bytes.
 pub(super) const ALIGN: usize = 256;
 
@@ -259,7 +262,7 @@ impl<'a> LinearCall<'a> {
                     output(if gated { 0 } else { i }),
                     numbers(&[elements, w.shape[0]]),
                 ];
-                self.follow(&mut kernel, result, elements, args);
+                self.follow(&mut kernel, result, [elements, w.shape[0]], args);
             }
             if self.biases && !gated && self.spec.inputs[self.bias(i)].dtype == dtype {
                 let direct = MatrixProduct { out: ((OperandSlot::Output(i), 0), dtype), ..of };
@@ -306,8 +309,15 @@ impl<'a> LinearCall<'a> {
         }]
     }
 
-    /// The pass behind the last product, unless cuBLASLt does it.
-    pub(super) fn follow(&self, kernel: &mut CudaKernel, result: DType, elements: usize, args: Vec<LaunchArg>) {
+    /// The pass behind the last product, of rows of `columns`, unless cuBLASLt does it.
+    pub(super) fn follow(
+        &self,
+        kernel: &mut CudaKernel,
+        result: DType,
+        [elements, columns]: [usize; 2],
+        args: Vec<LaunchArg>,
+    ) {
+        let wide = if columns.is_multiple_of(AT_ONCE) { AT_ONCE } else { 1 };
         let defines = [
             ("Y", name(result)),
             ("D", name(self.dtype)),
@@ -315,8 +325,9 @@ impl<'a> LinearCall<'a> {
             ("BIAS", flag(self.biases)),
             ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
             ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
+            ("WIDE", &*wide.to_string()),
         ];
-        let pass = each(CudaSource::new("linear_after", &defines, &AFTER), elements, args).actions;
+        let pass = each(CudaSource::new("linear_after", &defines, &AFTER), elements / wide, args).actions;
         match kernel.actions.last_mut() {
             Some(DeviceAction::Product { shape, r, otherwise, .. })
                 if self.after == LinearEpilogue::Add && !self.biases =>

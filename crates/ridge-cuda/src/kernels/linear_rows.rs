@@ -33,11 +33,21 @@ pub(super) enum StreamedX {
     Plain,
     /// Codes, for weights in this format.
     Codes(ScaledFormat),
-    /// One row of elements, which becomes codes on the way.
+    /// Elements, which become codes on the way, in every block: see [`StreamedX::quantises`].
     Quantised(ScaledFormat),
 }
 
+/// Elements of x, and of the one row of it, up to which every block makes the codes anew while weights are on their way; for more a launch
+/// of its own is faster.
+const QUANTISED: usize = 8 << 10;
+const QUANTISED_ROW: usize = 24 << 10;
+
 impl StreamedX {
+    /// Does x, of so many rows of `depth`, become codes on the way? It fits into shared memory then, on every GPU.
+    pub(super) fn quantises(rows: usize, depth: usize) -> bool {
+        if rows == 1 { depth <= QUANTISED_ROW } else { rows * depth <= QUANTISED && rows <= MAX_ROWS / 2 }
+    }
+
     fn format(self) -> Option<ScaledFormat> {
         match self {
             Self::Plain => None,
@@ -122,11 +132,13 @@ impl Division {
         let behind = by.scale_bytes(sides, if staged { rows } else { 0 }, linears.depth) + x;
         let stage = warps * sides * spans * COLUMNS * PIECE_BYTES;
         let stages = (room.shared.checked_sub(OTHER_BYTES + sums + behind)? / stage).min(MOST_STAGES);
-        let vectors = bytes.div_ceil(16 * 32 * LEAST_WARPS);
-        // A norm holds x as it is given.
-        let given = if by == StreamedX::Plain { linears.x().dtype.size_bytes() } else { element };
-        let held = vectors * rows.div_ceil(warps / LEAST_WARPS) * given / element;
-        let holds = !staged || held <= MOST_VECTORS || matches!(by, StreamedX::Quantised(_));
+        // A norm, and what makes codes, holds x as it is given.
+        let becomes_codes = matches!(by, StreamedX::Quantised(_));
+        let given = if by == StreamedX::Plain || becomes_codes { linears.x().dtype.size_bytes() } else { element };
+        let vectors = if becomes_codes { linears.depth * given } else { bytes }.div_ceil(16 * 32 * LEAST_WARPS);
+        let of_vector = if becomes_codes { 1 } else { given / element };
+        let held = vectors * rows.div_ceil(warps / LEAST_WARPS) * of_vector;
+        let holds = !staged || held <= MOST_VECTORS || (becomes_codes && rows == 1);
         let fits = holds && stages >= 2 && stages * stage >= least;
         fits.then_some(Self { rows, spans, staged, vectors, warps, stages, shared: stages * stage + behind })
     }

@@ -67,9 +67,6 @@ const PIECE: usize = 16;
 /// Rows up to which weights are streamed.
 const FEW_ROWS: usize = MAX_ROWS;
 
-/// Elements of one row of x whose codes fit into shared memory beside weights under way, on every GPU.
-const DEEPEST: usize = 24 << 10;
-
 /// Elements of a row up to which sums of int8 products, -128 x 127 each, fit into 32 bits.
 const DEEPEST_INT8: usize = 1 << 17;
 
@@ -117,7 +114,7 @@ pub(super) fn coded(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<
         return Ok(CudaKernel::default());
     }
     let codes_given = format(linears.x()).is_some();
-    if rows == 1 && !codes_given && depth <= DEEPEST {
+    if !codes_given && StreamedX::quantises(rows, depth) {
         // Every block makes the codes anew, while weights are on their way.
         return streamed(&linears, StreamedX::Quantised(w), [(OperandSlot::Input(linears.x), 0); 2]);
     }
@@ -240,7 +237,7 @@ fn multiplied(linears: &LinearCall<'_>, mut kernel: CudaKernel, codes: [SlotOffs
                 output(if gated { 0 } else { i }),
                 numbers(&[elements, columns]),
             ];
-            linears.follow(&mut kernel, result, elements, args);
+            linears.follow(&mut kernel, result, [elements, columns], args);
         }
     }
     let of = problem(linears, ScaledFormat::F8_ROWS, codes)?;

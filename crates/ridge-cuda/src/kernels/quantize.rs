@@ -7,6 +7,7 @@ use ridge_graph::ops::{Quantize, QuantizeDelayed, RmsNorm};
 use ridge_graph::{DType, Function, Type};
 
 use super::entry::CudaKernelEntry;
+use crate::gemm::PROCESSORS;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, blocks, grid,
     input, name, numbers, output,
@@ -18,6 +19,8 @@ pub(super) const QUANTIZE: KernelText<'_> =
 
 /// Threads of a block.
 const THREADS: usize = 256;
+/// Threads of a block that makes one of few rows, of which a GPU has fewer than multiprocessors.
+const MOST_THREADS: usize = 1024;
 
 /// What is quantised: `SOURCE` of the text.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,13 +62,14 @@ fn sums_by_rows(body: &Function) -> bool {
     by_rows(body) && body.args[0].ty == body.args[1].ty
 }
 
-/// `entry` of the text for x of `dtype` and a norm's weight of `weight`; `vectors` of [`PIECE`] elements are what a thread holds.
+/// `entry` of the text for x of `dtype` and a norm's weight of `weight`; `vectors` of [`PIECE`] elements are what a thread holds, of up to
+/// `threads` of a block.
 fn text(
     entry: &str,
     format: ScaledFormat,
     [dtype, weight]: [DType; 2],
     source: Source,
-    vectors: usize,
+    [vectors, threads]: [usize; 2],
 ) -> Arc<CudaSource> {
     let number = (source as usize).to_string();
     let lanes = if let ScaleLayout::Group(size) = format.scales { size / PIECE } else { 1 };
@@ -79,6 +83,7 @@ fn text(
         ("TENSOR", flag(format.scales == ScaleLayout::Tensor)),
         ("VECTORS", &*vectors.to_string()),
         ("LANES", &*lanes.to_string()),
+        ("THREADS", &*threads.to_string()),
     ];
     CudaSource::new(entry, &defines, &QUANTIZE)
 }
@@ -88,21 +93,29 @@ const PIECE: usize = 8;
 /// Vectors of [`PIECE`] elements that a thread holds at most.
 const MAX_VECTORS: usize = 8;
 
-/// What makes rows of `inner` elements into codes with scales, and the threads of a block, which makes a row.
-fn rows(format: ScaledFormat, dtypes: [DType; 2], source: Source, inner: usize) -> (Arc<CudaSource>, u32) {
-    let held = inner.div_ceil(PIECE * THREADS);
+/// What makes `count` rows of `inner` elements into codes with scales, and the threads of a block, which makes a row.
+fn rows(
+    format: ScaledFormat,
+    dtypes: [DType; 2],
+    source: Source,
+    [count, inner]: [usize; 2],
+) -> (Arc<CudaSource>, u32) {
+    // The sums of a norm are those that it has alone.
+    let normed = matches!(source, Source::Norm | Source::Sum);
+    let most = if count <= PROCESSORS && !normed { MOST_THREADS } else { THREADS };
+    let held = inner.div_ceil(PIECE * most);
     let vectors = format.scales != ScaleLayout::Tensor && inner.is_multiple_of(PIECE) && dtypes[0].size_bytes() == 2;
     if vectors && (1..=MAX_VECTORS).contains(&held) {
         let threads = (inner / PIECE).div_ceil(held).next_multiple_of(32) as u32;
-        return (text("quantize_row", format, dtypes, source, held), threads);
+        return (text("quantize_row", format, dtypes, source, [held, most]), threads);
     }
-    (text("quantize", format, dtypes, source, 0), inner.next_multiple_of(32).clamp(32, THREADS) as u32)
+    (text("quantize", format, dtypes, source, [0, THREADS]), inner.next_multiple_of(32).clamp(32, THREADS) as u32)
 }
 
 /// What makes rows of `inner` elements of `dtype` into codes with a scale for each row, and the threads of a block, which
 /// makes a row.
 pub(crate) fn plain_rows(format: ScaledFormat, dtype: DType, inner: usize) -> (Arc<CudaSource>, u32) {
-    rows(format, [dtype; 2], Source::Plain, inner)
+    rows(format, [dtype; 2], Source::Plain, [usize::MAX, inner])
 }
 
 /// Codes with a scale for each row, of x at input `x` or of its norm by the weight behind it, in `codes` and `scales`.
@@ -129,8 +142,21 @@ pub(super) fn quantised_rows(
         LaunchArg::Float(norm.map_or(0.0, |norm| norm.eps as f32)),
         numbers(&[inner, inner]),
     ];
-    let (text, threads) = rows(format, [of.dtype, spec.inputs[weight].dtype], source, inner);
-    grid(text, [of.len() / inner.max(1), 1, 1], threads, args)
+    let count = of.len() / inner.max(1);
+    let (text, threads) = rows(format, [of.dtype, spec.inputs[weight].dtype], source, [count, inner]);
+    Ok(gains_ahead(grid(text, [count, 1, 1], threads, args)?, source, weight))
+}
+
+/// The launch may ask for a norm's weight, input `weight`, before the launch ahead has ended.
+fn gains_ahead(mut kernel: CudaKernel, source: Source, weight: usize) -> CudaKernel {
+    for action in &mut kernel.actions {
+        if let DeviceAction::Launch { prefetched, .. } = action
+            && matches!(source, Source::Norm | Source::Sum)
+        {
+            prefetched.push(OperandSlot::Input(weight));
+        }
+    }
+    kernel
 }
 
 fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String> {
@@ -150,7 +176,9 @@ fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String>
             ("amax_of", vec![input(0), amax(), numbers(&[x.len()])]),
             ("quantize_all", vec![input(0), amax(), codes, scales, numbers(&[x.len()])]),
         ] {
-            kernel.actions.extend(blocks(text(entry, format, dtypes, source, 0), groups, THREADS as u32, args).actions);
+            kernel.actions.extend(
+                blocks(text(entry, format, dtypes, source, [0, THREADS]), groups, THREADS as u32, args).actions,
+            );
         }
         kernel.scratch = 4;
         return Ok(kernel);
@@ -168,8 +196,8 @@ fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String>
     let sum = output(usize::from(source == Source::Sum));
     let eps = spec.composite::<RmsNorm>().map_or(0.0, |norm| norm.eps as f32);
     let args = vec![input(0), r, weight, codes, scales, sum, LaunchArg::Float(eps), numbers(&[inner, group])];
-    let (text, threads) = rows(format, dtypes, source, inner);
-    grid(text, [count, 1, 1], threads, args)
+    let (text, threads) = rows(format, dtypes, source, [count, inner]);
+    Ok(gains_ahead(grid(text, [count, 1, 1], threads, args)?, source, spec.inputs.len() - 1))
 }
 
 /// Codes of x for values up to an earlier largest magnitude, and the one of x.
@@ -183,7 +211,7 @@ fn make_delayed(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         ("amax_of", vec![input(0), output(1), numbers(&[x.len()])]),
         ("quantize_delayed", vec![input(0), input(1), output(0), scales, numbers(&[x.len()])]),
     ] {
-        let text = text(entry, format, [x.dtype; 2], Source::Plain, 0);
+        let text = text(entry, format, [x.dtype; 2], Source::Plain, [0, THREADS]);
         kernel.actions.extend(blocks(text, groups, THREADS as u32, args).actions);
     }
     Ok(kernel)
