@@ -13,16 +13,38 @@ impl Builder {
         let ty = self.ty(x)?.clone();
         let plain = match &ty.format {
             None => x,
-            Some(format) => self.decode(x, format, &ty.shape)?,
+            Some(format) => {
+                let count = format.components(&ty.shape).len();
+                let components = (0..count).map(|i| self.one(Prim::Component(i), &[x])).collect::<Result<Vec<_>>>()?;
+                self.decode(&components, format, &ty.shape)?
+            }
         };
         self.cast(plain, dtype)
     }
 
-    fn decode(&mut self, x: Var, format: &FormatRef, shape: &Shape) -> Result<Var> {
+    /// Rows `ids` (i32 `[n]`) of the logical matrix `table` as `dtype`, zeros for an id out of range. Where each row has components
+    /// of its own, as all formats of blocks have it, only the rows asked for are decoded.
+    pub fn decoded_rows(&mut self, table: Var, ids: Var, dtype: DType) -> Result<Var> {
+        let ty = self.ty(table)?.clone();
+        let rows = Shape::new([&self.ty(ids)?.shape.last(), &ty.shape.last()]);
+        let Some(format) = ty.format.as_ref().filter(|format| has_rows(format, [&ty.shape, &rows])) else {
+            let table = self.decoded(table, if ty.format.is_some() { DType::F32 } else { ty.dtype })?;
+            let rows = self.gather(table, ids, 0)?;
+            return self.cast(rows, dtype);
+        };
+        let count = format.components(&rows).len();
+        let components = (0..count).map(|i| {
+            let component = self.one(Prim::Component(i), &[table])?;
+            self.gather(component, ids, 0)
+        });
+        let components = components.collect::<Result<Vec<_>>>()?;
+        let values = self.decode(&components, format, &rows)?;
+        self.cast(values, dtype)
+    }
+
+    fn decode(&mut self, components: &[Var], format: &FormatRef, shape: &Shape) -> Result<Var> {
         let mut decoding = Decoding::default();
         let result = format.decode(&mut decoding, shape);
-        let count = format.components(shape).len();
-        let components = (0..count).map(|i| self.one(Prim::Component(i), &[x])).collect::<Result<Vec<_>>>()?;
         let mut steps: Vec<Var> = Vec::with_capacity(decoding.steps.len());
         let value = |steps: &[Var], value: DecodingValue| match value {
             DecodingValue::Component(i) => components[i],
@@ -49,4 +71,14 @@ impl Builder {
         }
         Ok(value(&steps, result))
     }
+}
+
+/// Are the components of `some` rows the same rows of those of `all`?
+fn has_rows(format: &FormatRef, [all, some]: [&Shape; 2]) -> bool {
+    let (all_rows, some_rows) = (&all.0[0], &some.0[0]);
+    format.components(all).iter().zip(format.components(some)).all(|(all, some)| {
+        all.shape.0.first() == Some(all_rows)
+            && some.shape.0.first() == Some(some_rows)
+            && all.shape.0[1..] == some.shape.0[1..]
+    })
 }

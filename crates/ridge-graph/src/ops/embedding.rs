@@ -39,12 +39,7 @@ impl Composite for Embedding {
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
-        let table = match g.ty(inputs[0])?.format {
-            Some(_) => g.decoded(inputs[0], DType::F32)?,
-            None => inputs[0],
-        };
-        let rows = g.gather(table, inputs[1], 0)?;
-        Ok(vec![g.cast(rows, self.dtype)?])
+        Ok(vec![g.decoded_rows(inputs[0], inputs[1], self.dtype)?])
     }
 
     fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {

@@ -1,11 +1,12 @@
 //! Ops on whole rows: linear, rope and its frequencies, softmax, swiglu, gelu, embedding, norms.
 
-use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
+use ridge_graph::format::{self, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{
-    Gelu, LayerNorm, LinearGroup, Quantize, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
+    Embedding, Gelu, LayerNorm, LinearGroup, Quantize, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
     rope_frequencies, yarn_scaling,
 };
 use ridge_graph::sample::Sample;
+use ridge_graph::{Builder, Composite as _, DType, Op, Prim, Type};
 
 use super::{holds, input, op, samples, shape};
 
@@ -199,6 +200,25 @@ fn embedding_picks_rows_and_gives_zeros_beyond_the_table() {
             }
         }
         holds(&sample, &[y]);
+    }
+}
+
+#[test]
+fn embedding_decodes_the_rows_of_a_stored_table_that_it_picks() {
+    for format in format::all() {
+        let [block] = format.granularity(1)[..] else { unreachable!("one axis") };
+        let mut g = Builder::new();
+        let ty = Type::tensor(DType::BF16, [1000, 2 * block]).stored_as(format.clone());
+        let table = g.weight("table", ty).unwrap();
+        let ids = g.step_input("ids", Type::tensor(DType::I32, [3])).unwrap();
+        let rows = Embedding { dtype: DType::F32 }.decompose(&mut g, &[table, ids]).unwrap()[0];
+        let graph = g.finish(vec![("rows".into(), rows)]).unwrap();
+        let body =
+            graph.main().nodes.iter().filter(|node| !matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Component(_))));
+        for node in body {
+            let has_all = node.outputs.iter().any(|ty| ty.shape.0.contains(&1000.into()));
+            assert!(!has_all, "{}: {} gives {:?}", format.name(), node.op_name(), node.outputs);
+        }
     }
 }
 
