@@ -10,6 +10,7 @@ mod attention_training;
 mod block_text;
 mod blocks_row;
 mod cache_epilogue;
+mod conv_recurrence;
 mod convolution;
 mod encode_blocks;
 mod entry;
@@ -49,7 +50,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 41] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 42] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
@@ -61,6 +62,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 41] = [
     attention_training::GRADIENT_SM90,
     attention_training::TRAINING,
     blocks_row::ROW,
+    conv_recurrence::CONV_RECURRENCE,
     convolution::CAUSAL,
     encode_blocks::ENCODE,
     experts::EXPERTS,
@@ -109,6 +111,7 @@ impl CudaKernelRegistry {
             adjust::entries(),
             attention::patterns::entries(),
             attention_training::entries(),
+            conv_recurrence::entries(),
             convolution::entries(),
             experts::entries(),
             experts_few::entries(),

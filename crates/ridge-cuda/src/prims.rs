@@ -13,7 +13,9 @@ use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction, OperandSlot};
 
 pub(crate) use matmul::{MatrixProduct, product};
-pub(crate) use recurrence::{MAX_KEY, gated as gated_recurrence, over_lines as recurrence_over_lines, takes_gated};
+pub(crate) use recurrence::{
+    LEAST as LEAST_OF_CHUNKS, MAX_KEY, gated as gated_recurrence, over_lines as recurrence_over_lines, takes_gated,
+};
 
 /// Every text of this folder.
 #[cfg(test)]

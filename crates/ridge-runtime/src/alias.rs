@@ -22,6 +22,14 @@ pub(crate) fn storage_root(function: &Function, mut var: Var) -> Var {
 pub(crate) fn alias_of(function: &Function, var: Var) -> Option<Var> {
     let node = &function.nodes[var.index()];
     if function.ty(var).state && !matches!(node.op, Op::Arg(_)) {
+        if let Op::Group(group) = &node.op {
+            // As in its body: a group may give states in another order than it takes them.
+            let of_body = storage_root(&group.body, group.body.outputs[var.out as usize].var);
+            return match group.body.nodes[of_body.index()].op {
+                Op::Arg(i) => Some(node.inputs[i]),
+                _ => None,
+            };
+        }
         let position = node.outputs[..var.out as usize].iter().filter(|t| t.state).count();
         return node.inputs.iter().copied().filter(|v| function.ty(*v).state).nth(position);
     }
@@ -205,6 +213,7 @@ fn rebuild(function: &mut Function, order: &[usize], copied: &[usize]) {
 
 #[cfg(test)]
 mod tests {
+    use ridge_graph::passes::{Kernel, Pattern};
     use ridge_graph::{Bindings, Builder, DType, Graph, Role, Type};
 
     use crate::launches::{Place, Region};
@@ -284,6 +293,30 @@ mod tests {
         };
         let read = plan.launches.iter().position(reads).expect("is read");
         assert!(read >= plan.cut && read <= writes(index("s")), "{lowered}");
+    }
+
+    #[test]
+    fn a_group_may_give_states_in_another_order_than_it_takes_them() {
+        let mut g = Builder::new();
+        let ints = |shape: &[usize]| Type::tensor(DType::I32, ridge_graph::Shape::new(shape.iter().copied()));
+        let mut x = g.step_input("x", Type::tensor(DType::F32, [3, 4])).expect("fresh");
+        let w = g.weight("w", Type::tensor(DType::F32, [4, 2])).expect("fresh");
+        let lines = g.step_input("lines", ints(&[2, 2])).expect("fresh");
+        let (ids, starts) = (g.step_input("ids", ints(&[3])), g.step_input("starts", ints(&[3])));
+        let of_tokens = [ids.expect("fresh"), starts.expect("fresh")];
+        for name in ["s", "t"] {
+            let table = g.state(name, Type::state(DType::F32, [5, 4])).expect("fresh");
+            x = g.stateful_conv1d([x, w, table, lines], of_tokens, None, false).expect("convolves")[0];
+        }
+        let graph = g.finish(vec![("y".into(), x)]).expect("finishes");
+        let first = "g@stateful_conv1d(x, w, s, lines, ids, starts).0";
+        let both = Pattern::parse(&format!("stateful_conv1d({first}, w, t, lines, ids, starts), g.1"));
+        let lowered = lower(&graph, &["y"], &[Kernel::at_roofline("both", both, |_| true)]).expect("lowers");
+        let plan = plan(&lowered, &Bindings::new()).expect("plans");
+        let [launch] = &plan.launches[..] else { panic!("{lowered}") };
+        // It takes x, w, s, three more, w and t, and gives y, t and s.
+        assert_eq!(launch.outputs[1..], [launch.inputs[7], launch.inputs[2]]);
+        assert_ne!(launch.inputs[7], launch.inputs[2]);
     }
 
     #[test]

@@ -14,6 +14,8 @@ mod codes;
 mod convolution;
 #[path = "../../tests/common/few.rs"]
 mod few;
+#[path = "../../tests/common/mixer.rs"]
+mod mixer;
 mod sass;
 #[path = "../../tests/common/training.rs"]
 mod training;
@@ -109,9 +111,11 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         few::gates_of_few(),
         few::sums_of_experts(),
         few::products_of_heads(),
+        few::cut_tiles(),
         cases::cache_writes(),
         cache::projections().iter().map(|projections| projections.case(false)).collect(),
         convolution::convolutions(),
+        mixer::mixers(),
         cases::attentions(),
     ];
     let training = [

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, tidy};
-use ridge_graph::{FuncId, Function, Graph, GroupKind, Op, Prim, Var};
+use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, fuse_views, tidy};
+use ridge_graph::{FuncId, Function, Graph, GroupKind, Node, Op, Prim, Var};
 
 use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, CudaOperand, OperandSlot, SlotOffset};
@@ -34,19 +34,32 @@ pub(super) fn make(
         claim(&mut graph, kernels, Extents::Any);
     }
     fuse(&mut graph);
+    tidy(&mut graph);
+    fuse_views(&mut graph);
     let function = graph.main();
     let mut places: HashMap<Var, SlotOffset> = HashMap::new();
     for (i, output) in function.outputs.iter().enumerate() {
         places.insert(output.var, (OperandSlot::Output(i), 0));
     }
+    // What a result is a view of is made in its place, unless that is a result or an argument itself.
+    for output in &function.outputs {
+        let mut var = output.var;
+        while let Node { op: Op::Prim(Prim::Reshape(_)), inputs, .. } = &function.nodes[var.index()]
+            && !places.contains_key(&inputs[0])
+            && !matches!(function.nodes[inputs[0].index()].op, Op::Arg(_))
+        {
+            places.insert(inputs[0], places[&output.var]);
+            var = inputs[0];
+        }
+    }
     let (mut parts, mut between) = (Vec::new(), 0usize);
     for (i, node) in function.nodes.iter().enumerate() {
-        // Another view of its input, unless it is a result.
-        if let Op::Prim(Prim::Reshape(_)) = &node.op
-            && !places.contains_key(&function.var(i, 0))
-        {
-            places.insert(function.var(i, 0), places[&node.inputs[0]]);
-            continue;
+        // Another view of its input, unless it is a result in another place.
+        if let Op::Prim(Prim::Reshape(_)) = &node.op {
+            let of_input = places[&node.inputs[0]];
+            if *places.entry(function.var(i, 0)).or_insert(of_input) == of_input {
+                continue;
+            }
         }
         let operand = |ty| CudaOperand::new(ty, spec.bindings);
         let outputs: Vec<CudaOperand> = node.outputs.iter().map(operand).collect::<Result<_, _>>()?;

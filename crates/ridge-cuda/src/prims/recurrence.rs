@@ -13,8 +13,9 @@ use crate::kernel::{
 
 #[cfg(test)]
 pub(super) use chunks::RECURRENCE_PARALLEL;
+pub(crate) use extents::LEAST;
 pub(super) use extents::RECURRENCE;
-use extents::{COLUMNS, Extents, LEAST, SHARED_OF_ALL, THREADS};
+use extents::{COLUMNS, Extents, SHARED_OF_ALL, THREADS};
 #[cfg(test)]
 pub(super) use gated::RECURRENCE_GATED;
 pub(crate) use gated::{gated, takes_gated};

@@ -11,6 +11,7 @@ use crate::codes;
 use crate::common::gpu;
 use crate::convolution;
 use crate::few;
+use crate::mixer;
 use crate::one_row;
 use crate::running::{run, same_bits};
 use crate::sparse;
@@ -109,6 +110,12 @@ fn norms_of_rows_up_to_the_widest() {
 fn convolutions_read_and_write_the_lines_of_their_rows() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &convolution::convolutions());
+}
+
+#[test]
+fn convolutions_go_on_to_recurrences_in_one_launch() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &mixer::mixers());
 }
 
 #[test]
@@ -214,17 +221,39 @@ fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
 #[test]
 fn groups_for_few_rows_are_made_of_parts_for_many() {
     let registry = CudaKernelRegistry::builtin();
-    let cases = [few::routers(), few::sums_of_experts(), few::products_of_heads()];
+    let cases = [few::routers(), few::sums_of_experts(), few::products_of_heads(), mixer::mixers()];
     let mut launched = [0, 0];
     for case in cases.iter().flatten() {
         let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
         let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
         let sources = sources(&registry, &lowered, &Bindings::new());
         let sources = sources.unwrap_or_else(|why| panic!("{}, {}: {why}", case.kernel, case.what));
-        let fused = ["expert_route", "expert_sum", "head_products"];
+        let fused = ["expert_route", "expert_sum", "head_products", "conv_recurrence"];
         launched[usize::from(sources.iter().all(|source| fused.contains(&&*source.entry)))] += 1;
     }
     assert!(launched.iter().all(|count| *count > 3), "{launched:?} of parts, and as one");
+}
+
+/// Also on a machine without a GPU.
+#[test]
+fn mixers_of_few_tokens_are_one_launch_and_of_many_the_usual_ones() {
+    let registry = CudaKernelRegistry::builtin();
+    let (mut few, mut many) = (0, 0);
+    for case in mixer::mixers() {
+        let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
+        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
+        let sources = sources(&registry, &lowered, &Bindings::new());
+        let sources = sources.unwrap_or_else(|why| panic!("{}, {}: {why}", case.kernel, case.what));
+        let entries: Vec<&str> = sources.iter().map(|source| &*source.entry).collect();
+        let ids = case.given.iter().find(|(name, _)| *name == "ids").map_or(0, |(_, ids)| ids.shape[0]);
+        let [together, apart] = ["conv_recurrence", "causal_conv1d"].map(|entry| entries.contains(&entry));
+        assert_eq!((together, apart), (ids < 32, ids >= 32), "{}, {}: {entries:?}\n{lowered}", case.kernel, case.what);
+        // What is beside them reads states.
+        let views = ["slice", "fused", "recurrence"].iter().any(|entry| entries.contains(entry));
+        assert!(!together || !views, "{}, {}: {entries:?}", case.kernel, case.what);
+        *if together { &mut few } else { &mut many } += 1;
+    }
+    assert!(few > 20 && many > 10, "{few} of few tokens, {many} of many");
 }
 
 #[test]

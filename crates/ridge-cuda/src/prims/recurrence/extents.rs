@@ -14,7 +14,7 @@ pub(super) const COLUMNS: usize = 32;
 pub(super) const THREADS: u32 = 128;
 
 /// Tokens of a row from which on they are taken in chunks, as the kernels have it.
-pub(super) const LEAST: usize = 16;
+pub(crate) const LEAST: usize = 16;
 
 /// Bytes of shared memory that a block may take on every GPU from Ampere on, less what sources declare.
 pub(super) const SHARED_OF_ALL: u32 = 98 << 10;
