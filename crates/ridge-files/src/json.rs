@@ -1,6 +1,10 @@
 //! Strict JSON: one object without duplicate keys.
 //!
 //! `serde_json` keeps the last of two equal keys, and another program might keep the first. Such ambiguous files are rejected.
+//!
+//! Python writes numbers that JSON does not have: `NaN`, `Infinity` and `-Infinity`. They are read as the objects that
+//! transformers writes for them since version 5 (`{"__float__": "Infinity"}`), and [`pretty`] writes them as every version
+//! reads them.
 
 use std::fmt;
 
@@ -9,7 +13,11 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::{FilesError, Result};
 
-/// The object that `text` holds. `file` names it in errors.
+/// Python's words for numbers that JSON does not have.
+const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// The object that `text` holds. `file` names it in errors. A bare `NaN`, `Infinity` or `-Infinity` is the object
+/// `{"__float__": "NaN"}` of that word.
 ///
 /// # Errors
 ///
@@ -35,19 +43,19 @@ fn parse(text: &[u8]) -> serde_json::Result<Value> {
     reader.end().map(|()| value)
 }
 
-/// `text` with `NaN`, `Infinity` and `-Infinity` as strings, so that whoever reads the key that has one refuses it by
+/// `text` with `NaN`, `Infinity` and `-Infinity` as objects, so that whoever reads the key that has one refuses it by
 /// name; `None` where there are none.
 fn bare_words_quoted(text: &[u8]) -> Option<Vec<u8>> {
-    const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
-    let mut quoted = Vec::with_capacity(text.len() + 16);
+    let mut quoted = Vec::with_capacity(text.len() + 64);
     let (mut in_string, mut found, mut at) = (false, false, 0);
     while let Some(byte) = text.get(at) {
-        let word = WORDS.iter().find(|word| !in_string && text[at..].starts_with(word));
+        let word = WORDS.iter().find(|word| !in_string && text[at..].starts_with(word.as_bytes()));
         let len = match (word, byte) {
             (Some(word), _) => {
                 found = true;
-                quoted.push(b'"');
-                word.len()
+                quoted.extend(format!("{{\"__float__\": \"{word}\"}}").bytes());
+                at += word.len();
+                continue;
             }
             (None, b'\\') if in_string => 2,
             (None, b'"') => {
@@ -58,18 +66,48 @@ fn bare_words_quoted(text: &[u8]) -> Option<Vec<u8>> {
         };
         let end = (at + len).min(text.len());
         quoted.extend(&text[at..end]);
-        if word.is_some() {
-            quoted.push(b'"');
-        }
         at = end;
     }
     found.then_some(quoted)
 }
 
+/// `text`, which is JSON, with the bare words in place of the objects that stand for them. A quotation mark inside a string
+/// is escaped, so the text of such an object occurs nowhere else.
+fn bare_words(text: &str) -> String {
+    const KEY: &str = "\"__float__\":";
+    let mut bare = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(KEY) {
+        let word = after.trim_start().strip_prefix('"').and_then(|after| {
+            let (word, after) = after.split_once('"')?;
+            let after = after.trim_start().strip_prefix('}')?;
+            let before = before.trim_end().strip_suffix('{')?;
+            WORDS.contains(&word).then_some((before, word, after))
+        });
+        rest = match word {
+            Some((before, word, after)) => {
+                bare.extend([before, word]);
+                after
+            }
+            None => {
+                bare.extend([before, KEY]);
+                after
+            }
+        };
+    }
+    bare + rest
+}
+
+/// `value` as the text of a file that Python's `json` and [`object`] read: indented, ending in a newline, with numbers
+/// that JSON does not have as bare words.
+pub fn pretty(value: &Value) -> String {
+    bare_words(&format!("{value:#}\n"))
+}
+
 /// `value` as JSON on one line, shortened to some 80 characters.
 pub fn shown(value: &Value) -> String {
     const LONGEST: usize = 80;
-    let text = value.to_string();
+    let text = bare_words(&value.to_string());
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
@@ -148,16 +186,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_json_does_not_have_are_strings() {
-        let text = br#"{"a": [0.0, Infinity, -Infinity], "b": "\"NaN", "c": NaN, "Infinity": 1}"#;
-        let map = object("f", text).unwrap();
+    fn numbers_that_json_does_not_have_are_read_and_written_as_python_does() {
+        let text = br#"{"a": [0.0, Infinity, -Infinity], "b": "\"NaN", "c": NaN, "Infinity": 1, "d": "Infinity"}"#;
+        let value = Value::Object(object("f", text).unwrap());
+        let float = |word: &str| serde_json::json!({ "__float__": word });
         assert_eq!(
-            Value::Object(map),
+            value,
             serde_json::json!({
-                "a": [0.0, "Infinity", "-Infinity"], "b": "\"NaN", "c": "NaN", "Infinity": 1,
+                "a": [0.0, float("Infinity"), float("-Infinity")], "b": "\"NaN", "c": float("NaN"), "Infinity": 1,
+                "d": "Infinity",
             })
         );
+        let written = pretty(&value);
+        assert!(written.contains("    Infinity,\n    -Infinity\n  ]"), "{written}");
+        assert!(written.contains("\"c\": NaN,") && written.contains("\"d\": \"Infinity\"\n}\n"), "{written}");
+        assert_eq!(Value::Object(object("f", written.as_bytes()).unwrap()), value);
+        assert_eq!(shown(&value["a"]), "[0.0,Infinity,-Infinity]");
         assert!(object("f", b"{\"a\": Infinit}").is_err() && object("f", b"{\"a\": NaN").is_err());
+    }
+
+    #[test]
+    fn objects_that_only_resemble_such_numbers_are_written_as_they_are() {
+        for value in [
+            serde_json::json!({"a": {"__float__": "1.5"}}),
+            serde_json::json!({"a": {"__float__": "NaN", "b": 1}, "c": {"__float__": "NaN"}}),
+            serde_json::json!({"a": "{\"__float__\": \"NaN\"}"}),
+        ] {
+            assert_eq!(Value::Object(object("f", pretty(&value).as_bytes()).unwrap()), value);
+        }
     }
 
     fn message(text: &str) -> String {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ridge_files::json::pretty;
 use serde_json::{Value, json};
 
 use crate::checkpoint::{SavedTensor, sync_folder, write_tensors, write_text};
@@ -64,7 +65,7 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
             keys.insert("eos_token_id".to_owned(), Value::Null);
         }
     }
-    write_text(&folder.join("config.json"), &format!("{config:#}\n"))?;
+    write_text(&folder.join("config.json"), &pretty(&config))?;
     write_text(&folder.join("tokenizer.json"), prepared.corpus.vocabulary.json())?;
     let from = prepared.step.settings.model.from.as_deref();
     let mut copied = false;
@@ -84,7 +85,7 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
         if let (Value::Object(keys), Some(end)) = (&mut settings, end) {
             keys.insert("eos_token".to_owned(), end.into());
         }
-        write_text(&folder.join("tokenizer_config.json"), &format!("{settings:#}\n"))?;
+        write_text(&folder.join("tokenizer_config.json"), &pretty(&settings))?;
     }
     sync_folder(folder)
 }

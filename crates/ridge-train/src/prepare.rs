@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use ridge_files::json;
 use ridge_models::{ModelConfig, ModelFiles};
 use serde_json::Value;
 
@@ -70,14 +71,14 @@ fn config_text(settings: &Settings, from: Option<&ModelFiles>) -> Result<(PathBu
 /// The configuration, with the vocabulary's size and end token where it has none of its own.
 fn configured(file: &Path, text: &str, vocabulary: &Vocabulary, is_trained: bool) -> Result<(Value, ModelConfig)> {
     let name = file.display().to_string();
-    let mut json: Value = serde_json::from_str(text)
-        .map_err(|error| TrainError::path(file, format!("it is not JSON: {error}"), "fix the file"))?;
-    if let (Value::Object(keys), false) = (&mut json, is_trained) {
+    let mut keys = json::object(&name, text.as_bytes())?;
+    if !is_trained {
         keys.entry("vocab_size").or_insert_with(|| vocabulary.size().into());
         // Defaults of other vocabularies would name tokens that this one may lack.
         keys.entry("bos_token_id").or_insert(Value::Null);
         keys.entry("eos_token_id").or_insert_with(|| vocabulary.end_of_text().map_or(Value::Null, Into::into));
     }
+    let json = Value::Object(keys);
     let config = ModelConfig::from_json(&name, &json.to_string())?;
     Ok((json, config))
 }

@@ -377,3 +377,32 @@ fn data_filters_by_rules_and_language() {
     assert_eq!(refused.code, 2, "{}", refused.stderr);
     assert!(refused.stderr.contains("ISO 639-3"), "{}", refused.stderr);
 }
+
+#[test]
+fn a_configuration_with_infinity_is_trained_and_written_as_python_reads_it() {
+    let folder = folder(1, 1);
+    let fixture =
+        std::fs::read_to_string(common::repository().join("fixtures/families/nemotron_h/config.json")).unwrap();
+    let mut config = parsed(&fixture);
+    let keys = config.as_object_mut().unwrap();
+    keys.retain(|key, _| !["vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"].contains(&key.as_str()));
+    keys.insert("time_step_limit".to_owned(), json!([0.0, "LIMIT"]));
+    folder.write("config.json", config.to_string().replace("\"LIMIT\"", "Infinity"));
+    stdout(&["train", &run_file(&folder), "-t", "1"]);
+    for written in ["run/model/config.json", "run/checkpoints/step-00000001/config.json"] {
+        let text = std::fs::read_to_string(folder.file(written)).unwrap();
+        let compact: String = text.split_whitespace().collect();
+        assert!(compact.contains("\"time_step_limit\":[0.0,Infinity]"), "{written}: {text}");
+    }
+    // What was exported is trained on, and the checkpoint is resumed.
+    let model = folder.file("run/model").display().to_string();
+    let file = run_file(&folder);
+    folder.edit("run.toml", |text| text.replace("steps = 1", "steps = 2"));
+    stdout(&["train", &file, "-t", "1"]);
+    folder.edit("run.toml", |text| {
+        let config = format!("config = {:?}", folder.file("config.json").display().to_string());
+        text.replace(&config, &format!("from = {model:?}")).replace("vocabulary = \"characters\"\n", "")
+    });
+    let other = folder.file("other").display().to_string();
+    stdout(&["train", &file, "-t", "1", "--checkpoint.folder", &other]);
+}

@@ -55,11 +55,7 @@ pub(super) const MAMBA_TENSORS: TensorTable = TensorTable {
 
 /// Refuses a limit of the time steps, which are not limited.
 pub(super) fn no_time_step_limit(f: &mut Fields<'_>) -> Result<()> {
-    let unlimited = [
-        serde_json::json!([0.0, "Infinity"]),
-        serde_json::json!([0.0, 1e308]),
-        serde_json::json!([0.0, {"__float__": "Infinity"}]),
-    ];
+    let unlimited = [serde_json::json!([0.0, "Infinity"]), serde_json::json!([0.0, {"__float__": "Infinity"}])];
     match f.raw("time_step_limit") {
         Some(limit) if !unlimited.contains(limit) => {
             Err(f.wrong("time_step_limit", "is not supported", "Ridge runs models with time steps without limits only"))

@@ -286,8 +286,7 @@ impl PlannedConfig {
     /// # Errors
     /// As for [`ModelConfig::from_json`].
     pub fn from_json(file: &str, text: &str) -> Result<Self> {
-        // Python writes numbers that JSON does not have. The one known such value bounds a step of time.
-        let mut map = json::object(file, text.replace("Infinity", "1e308").as_bytes())?;
+        let mut map = json::object(file, text.as_bytes())?;
         map.remove("quantization_config");
         let mut f = Fields::new(file, &map);
         let family = by_model_type(f.required("model_type")?);

@@ -59,7 +59,7 @@ fn write_files(part: &Path, snapshot: &Snapshot) -> Result<()> {
     std::fs::create_dir(part).map_err(|cause| io_error(part, "make the folder", &cause))?;
     let sha256 = write_tensors(&part.join(STATE_FILE), &snapshot.tensors)?;
     write_text(&part.join("tokenizer.json"), &snapshot.tokenizer)?;
-    write_text(&part.join("config.json"), &format!("{:#}\n", snapshot.info.model))?;
+    write_text(&part.join("config.json"), &ridge_files::json::pretty(&snapshot.info.model))?;
     write_text(&part.join("settings.toml"), &snapshot.settings)?;
     let info = CheckpointInfo { sha256, ..snapshot.info.clone() };
     let text = serde_json::to_string_pretty(&info).map_err(|error| {
