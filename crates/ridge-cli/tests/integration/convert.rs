@@ -149,3 +149,59 @@ fn what_cannot_be_written_is_refused_with_a_way_out() {
         assert!(!std::path::Path::new(&to).exists(), "{args:?}");
     }
 }
+
+#[test]
+fn rows_of_the_embedding_beyond_the_tokenizer_print_nothing() {
+    // Behind each of the 512 rows of the embedding, which is the output projection too, follows one that scores higher.
+    let folder = Folder::stories();
+    let weights = std::fs::read(folder.file("model.safetensors")).unwrap();
+    let weights = safetensors::SafeTensors::deserialize(&weights).unwrap();
+    let longer = |view: &safetensors::tensor::TensorView<'_>| -> Vec<u8> {
+        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        view.data().iter().copied().chain(values.flat_map(|v| (30.0 * v).to_le_bytes())).collect()
+    };
+    let owned: Vec<(String, Vec<usize>, Vec<u8>)> = weights
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| match view.shape() {
+            [512, width] => (name, vec![1024, *width], longer(&view)),
+            shape => (name, shape.to_vec(), view.data().to_vec()),
+        })
+        .collect();
+    assert!(owned.iter().any(|(_, shape, _)| shape[0] == 1024));
+    let mut views = Vec::new();
+    for (name, shape, data) in &owned {
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap();
+        views.push((name.clone(), view));
+    }
+    folder.write("model.safetensors", safetensors::serialize(views, None).unwrap());
+    folder.edit("config.json", |text| text.replace("\"vocab_size\": 512", "\"vocab_size\": 1024"));
+    let file = folder.file("x.gguf").display().to_string();
+    stdout(&["convert", folder.path(), &file, "-q"]);
+    let back = folder.file("back").display().to_string();
+    stdout(&["convert", &file, &back, "-q"]);
+    for model in [folder.path(), &file, &back] {
+        let answer = json(&["generate", "--greedy", "-n", "8", "--model", model, "--json", "Once upon a time"]);
+        let tokens = answer["tokens"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        assert!(tokens.iter().any(|id| id.as_u64().unwrap() >= 512), "{model}: {answer}");
+        assert!(!answer["text"].as_str().unwrap().contains("PAD"), "{model}: {answer}");
+    }
+}
+
+#[test]
+fn a_family_that_gguf_does_not_have_is_refused_with_one_reason() {
+    let folder = Folder::of_config("{}");
+    let file = folder.file("x.gguf").display().to_string();
+    let refused = |family: &str| {
+        let model = repository().join("fixtures/families").join(family).display().to_string();
+        let ran = ridge(&["convert", &model, &file]);
+        assert_ne!(ran.code, 0);
+        ran.stderr.split_once(&format!("{model}: ")).expect("names the model").1.to_owned()
+    };
+    let of_family =
+        "it cannot be written as GGUF: the format has no name for its family; run the model from its folder\n";
+    assert_eq!(refused("mamba"), of_family);
+    assert_eq!(refused("bamba"), of_family);
+    let of_layers = "it cannot be written as GGUF: its layers see a window only; run the model from its folder\n";
+    assert_eq!(refused("starcoder2"), of_layers);
+}

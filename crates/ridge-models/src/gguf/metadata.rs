@@ -13,10 +13,10 @@ use crate::source::ModelFiles;
 /// Adds what `config` says to what is to be written.
 pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWriter) -> Result<()> {
     let Some(mapping) = &config.family().gguf else {
-        return Err(no_words(files, "GGUF has no name for its family"));
+        return Err(no_words(files, "the format has no name for its family"));
     };
     if !mapping.tensors.is_empty() {
-        return Err(no_words(files, "GGUF files of its family are read, and not written"));
+        return Err(no_words(files, "files of its family are only read"));
     }
     let architecture = mapping.architecture;
     let refuse = |problem: &str| Err(no_words(files, problem));
@@ -97,7 +97,7 @@ fn write_entries(key: impl Fn(&str) -> String, entries: Vec<(&'static str, GgufE
 /// Adds what an encoder's `config` says to what is to be written.
 pub(super) fn write_encoder(files: &ModelFiles, config: &EncoderConfig, to: &mut GgufWriter) -> Result<()> {
     let Some(mapping) = config.family().and_then(|family| family.gguf.as_ref()) else {
-        return Err(no_words(files, "GGUF has no name for its family"));
+        return Err(no_words(files, "the format has no name for its family"));
     };
     let architecture = mapping.architecture;
     let key = |name: &str| format!("{architecture}.{name}");
@@ -140,8 +140,8 @@ fn name(files: &ModelFiles, to: &mut GgufWriter) {
 fn no_words(files: &ModelFiles, problem: &str) -> ModelError {
     ModelError::Files(FilesError::Path {
         path: files.to_string().into(),
-        problem: problem.to_owned(),
-        remedy: "GGUF has no words for it: run the model from its folder".to_owned(),
+        problem: format!("it cannot be written as GGUF: {problem}"),
+        remedy: "run the model from its folder".to_owned(),
     })
 }
 

@@ -156,7 +156,21 @@ impl<'a> Vocabulary<'a> {
 
     /// Ids by spelling.
     fn ids(&self) -> Map<String, Json> {
-        self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), Json::from(id))).collect()
+        self.spelt().map(|(id, token)| (token.clone(), Json::from(id))).collect()
+    }
+
+    /// Every token that stands for something, with its id.
+    fn spelt(&self) -> impl Iterator<Item = (usize, &String)> {
+        self.tokens.iter().enumerate().filter(|(id, _)| !self.is_filler(*id))
+    }
+
+    /// Does the entry only fill the vocabulary up to the rows of an embedding that has more of them than the tokenizer has
+    /// tokens? Converters call it `[PAD151936]` by its id. Such an id stands for no text, as where the tokenizer is read from
+    /// `tokenizer.json`.
+    fn is_filler(&self, id: usize) -> bool {
+        const NORMAL: u64 = 1;
+        let digits = self.tokens[id].strip_prefix("[PAD").and_then(|rest| rest.strip_suffix(']'));
+        digits.is_some_and(|digits| digits.parse() == Ok(id)) && self.kind(id) != NORMAL
     }
 
     /// Tokens that are found in a text before anything else is: control tokens, and those that the model's authors
@@ -165,8 +179,7 @@ impl<'a> Vocabulary<'a> {
         // Phi-3's tokens swallow the white space behind them.
         let phi = self.gguf.text("general.architecture").ok().flatten() == Some("phi3");
         let bare = ["<unk>", "<s>", "<|endoftext|>"];
-        let tokens = self.tokens.iter().enumerate();
-        let added = tokens.filter(|(id, token)| {
+        let added = self.spelt().filter(|(id, token)| {
             !token.is_empty() && (matches!(self.kind(*id), CONTROL | USER_DEFINED) || self.is_unknown(*id))
         });
         let entry = |(id, token): (usize, &String)| {
@@ -199,9 +212,9 @@ impl<'a> Vocabulary<'a> {
     /// are merged first. A merge's rank is that of its token's score.
     fn sentencepiece(&self) -> Result<Json> {
         let scores = self.scores()?;
-        let ids: BTreeMap<&str, usize> = self.tokens.iter().enumerate().map(|(id, t)| (t.as_str(), id)).collect();
+        let ids: BTreeMap<&str, usize> = self.spelt().map(|(id, t)| (t.as_str(), id)).collect();
         let mut merges = Vec::new();
-        for (id, token) in self.tokens.iter().enumerate() {
+        for (id, token) in self.spelt() {
             if matches!(self.kind(id), UNKNOWN | CONTROL | BYTE) {
                 continue;
             }
@@ -313,7 +326,7 @@ impl<'a> Vocabulary<'a> {
     fn longest_match(&self) -> Json {
         let bytes =
             json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
-        let model = world::model(&self.tokens, |id| matches!(self.kind(id), CONTROL | USER_DEFINED));
+        let model = world::model(self.spelt(), |id| matches!(self.kind(id), CONTROL | USER_DEFINED));
         self.parts(model, [("normalizer", Json::Null), ("pre_tokenizer", bytes.clone()), ("decoder", bytes)])
     }
 

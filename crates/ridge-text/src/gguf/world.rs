@@ -10,10 +10,8 @@ pub(super) const TEMPLATE: &str = "{%- for message in messages %}{{ message['rol
     message['content']|trim + '\n\n' }}{%- endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
 /// The model of `tokens`: each is spelt as itself if it `is_marker`, and else as byte-level tokenizers spell its bytes.
-pub(super) fn model(tokens: &[String], is_marker: impl Fn(usize) -> bool) -> Json {
+pub(super) fn model<'a>(tokens: impl Iterator<Item = (usize, &'a String)>, is_marker: impl Fn(usize) -> bool) -> Json {
     let vocab: Map<String, Json> = tokens
-        .iter()
-        .enumerate()
         .map(|(id, token)| (if is_marker(id) { token.clone() } else { spelt(&unescaped(token)) }, Json::from(id)))
         .collect();
     json!({ "type": "LongestMatch", "vocab": vocab })
