@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::server::{Server, read_answer};
 use crate::common::tools::{ask, content, tools, with_tools};
-use crate::common::{binary, repository};
+use crate::common::{binary, repository, ridge};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -235,6 +235,62 @@ fn prompts_are_scored_without_an_answer() {
     server.post(CHAT, &json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 0 })).refused(400);
     let beyond = server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 100_000 }));
     assert_eq!(beyond.refused(400), "max_tokens");
+}
+
+#[test]
+fn more_tokens_than_the_context_leaves_are_refused_and_not_cut() {
+    let server = Server::start(&["--context", "64"]);
+    let ids: Vec<u32> = (0..50).map(|i| 400 + i % 60).collect();
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": ids, "ignore_eos": true });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post(COMPLETIONS, &body)
+    };
+    let refused = ask(json!({ "max_tokens": 15 }));
+    assert_eq!(refused.refused(400), "max_tokens");
+    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
+    let says = "15 and the 50 tokens of the prompt exceed the context of 64 tokens; ask for at most 14";
+    assert!(refused.text().contains(says), "{}", refused.text());
+    // All that fit are given where they are asked for, and where nothing is: the default of 16 is no demand.
+    for more in [json!({ "max_tokens": 14 }), json!({})] {
+        let answer = ask(more);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.json()["usage"]["completion_tokens"], 14);
+    }
+    let chat = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 64 });
+    assert_eq!(server.post(CHAT, &chat).refused(400), "max_tokens");
+}
+
+#[test]
+fn a_cache_of_less_than_the_context_bounds_it() {
+    // Announced and enforced: 96 tokens, and not the model's 512.
+    let server = Server::start(&["--cache-tokens", "90"]);
+    let models = server.get("/v1/models").json();
+    assert_eq!(models["data"][0]["max_model_len"], 96, "{models}");
+    let beyond = server.post(COMPLETIONS, &json!({ "prompt": vec![403; 90], "max_tokens": 7 }));
+    assert_eq!(beyond.refused(400), "max_tokens");
+    let all = server.post(COMPLETIONS, &json!({ "prompt": vec![403; 90], "max_tokens": 6, "ignore_eos": true }));
+    assert_eq!(all.json()["usage"]["completion_tokens"], 6, "{}", all.text());
+    // Asked for, it is an error.
+    for dry in [&["--dry-run"][..], &["--port", "0"]] {
+        let refused = ridge(&[&["serve", "--context", "128", "--cache-tokens", "90"], dry].concat());
+        let says = "--cache-tokens";
+        assert!(
+            refused.code == 2 && refused.stderr.contains(says) && refused.stderr.contains("--context 128"),
+            "{}",
+            refused.stderr
+        );
+    }
+}
+
+#[test]
+fn a_server_of_a_decoder_says_what_makes_embeddings() {
+    let server = Server::start(&[]);
+    let refused = server.post("/v1/embeddings", &json!({ "input": "x" }));
+    refused.refused(404);
+    for says in ["decoders whose files say how texts become vectors", "modules.json", "pooling_type", "`ridge embed`"] {
+        assert!(refused.text().contains(says), "{}", refused.text());
+    }
 }
 
 #[test]

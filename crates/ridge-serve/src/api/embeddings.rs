@@ -66,7 +66,12 @@ fn renamed(error: ApiError) -> ApiError {
 
 pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
     let ModelWorker::Embedder(worker) = &app.worker else {
-        let message = format!("{} is not an encoder; this server supports embeddings of encoders only", app.model.name);
+        let message = format!(
+            "{} is served to generate text; embeddings are served of encoders, and of decoders whose files say how texts become \
+             vectors (sentence-transformers' modules.json, or pooling_type of a GGUF file); `ridge embed` makes them with any \
+             decoder",
+            app.model.name
+        );
         return Err(ApiError::not_found("model_not_supported", message));
     };
     if worker.labels > 0 {

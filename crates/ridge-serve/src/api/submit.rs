@@ -22,10 +22,6 @@ pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec
     }
     let too_long =
         |message: String| ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) };
-    if let Some(asked) = common.max_tokens.filter(|asked| *asked > app.model.context) {
-        let why = format!("{asked} exceeds the context of {} tokens, which includes the prompt", app.model.context);
-        return Err(ApiError::param("max_tokens", why));
-    }
     if common.max_tokens == Some(0) && ids.len() == app.model.context {
         return Ok(ids);
     }
@@ -34,13 +30,22 @@ pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec
         let message = format!("has {prompt} tokens and the context holds {context}, which leaves no room to generate");
         return Err(too_long(message));
     }
+    let room = app.model.context - ids.len();
+    if let Some(asked) = common.max_tokens.filter(|asked| *asked > room) {
+        let why = format!(
+            "{asked} and the {} tokens of the prompt exceed the context of {} tokens; ask for at most {room}, or leave it out",
+            ids.len(),
+            app.model.context
+        );
+        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param("max_tokens", why) });
+    }
     Ok(ids)
 }
 
 /// Maximum number of generated tokens for `prompt`.
 fn max_tokens(app: &App, common: &CommonParams, prompt: usize) -> usize {
     let room = app.model.context - prompt;
-    common.max_tokens.map_or(room, |most| most.min(room))
+    common.max_tokens.or(common.usual_tokens).map_or(room, |most| most.min(room))
 }
 
 /// Maximum number of choices per request, over all of its prompts.

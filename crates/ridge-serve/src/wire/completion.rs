@@ -51,7 +51,7 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
     fields.only("suffix", &[json!("")], "is not supported: this server does not support infilling")?;
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
     fields.done()?;
-    common.max_tokens.get_or_insert(USUAL_TOKENS.max(common.min_tokens));
+    common.usual_tokens = Some(USUAL_TOKENS.max(common.min_tokens));
     Ok(CompletionRequest { common, prompts, best_of, echo, add_special_tokens })
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct CommonParams {
     pub(crate) n: usize,
     /// Tokens of an answer at most, if the request says.
     pub(crate) max_tokens: Option<usize>,
+    /// Tokens of an answer at most where the request does not say and the context leaves room for them; else all that fit.
+    pub(crate) usual_tokens: Option<usize>,
     pub(crate) min_tokens: usize,
     pub(crate) stops: Vec<String>,
     /// Tokens that end an answer besides those of the model.
@@ -97,6 +99,7 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
         sampling,
         n: fields.whole("n", 1, MAX_ANSWERS)?.unwrap_or(1) as usize,
         max_tokens: limit.map(|n| n as usize),
+        usual_tokens: None,
         min_tokens: min_tokens as usize,
         stops: stops(fields)?,
         stop_tokens: fields.ids("stop_token_ids")?.unwrap_or_default(),

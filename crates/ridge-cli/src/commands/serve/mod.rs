@@ -124,7 +124,17 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
     if let Some(context) = args.context.filter(|context| *context > most) {
         return Err(refused("--context", context, &format!("the model supports at most {most} tokens")));
     }
-    let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(most));
+    let block_size = numbers.options(config.torch_dtype).block_size;
+    let capacity = args.cache_tokens.map(|tokens| tokens.div_ceil(block_size) * block_size);
+    if let (Some(capacity), Some(context)) = (capacity, args.context)
+        && context > capacity
+    {
+        let why =
+            format!("does not hold one sequence of --context {context} tokens; give at least as many, or less context");
+        return Err(refused("--cache-tokens", capacity, &why));
+    }
+    // What is not asked for is no more than the cache holds.
+    let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(most).min(capacity.unwrap_or(most)));
     let (sequences, chunk) = (args.sequences, args.chunk.max(args.sequences));
     let running = RunSettings {
         placement: Placement { tensor_parallel: args.parallel.here(), ..args.place.placement() },
@@ -134,8 +144,7 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
         random_weights: args.random_weights,
         drafts: args.speculate.drafts(),
     };
-    let block_size = numbers.options(config.torch_dtype).block_size;
-    let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
+    let blocks = capacity.unwrap_or(context.next_multiple_of(block_size) * sequences) / block_size;
     let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
     let candidates = match args.speculate {
         Speculate::Lookup(candidates) => candidates,
