@@ -150,10 +150,17 @@ impl StepCost {
                 |(cached, tokens): &(usize, usize)| -> usize { (cached + 1..=cached + tokens).map(window_or).sum() };
             // What the first token sees, and the tokens of the step behind it.
             let read = |(cached, tokens): &(usize, usize)| window_or(cached + 1) + tokens.saturating_sub(1);
+            // Rows are taken of all tokens that a step verifies, and of the last of each sequence else.
+            let last = |(cached, tokens): &(usize, usize)| window_or(cached + tokens);
             let (pairs_name, cached_name) = attention_symbols(*window);
+            let (pairs, read): (usize, usize) = (sequences.iter().map(pairs).sum(), sequences.iter().map(read).sum());
+            let last: usize = sequences.iter().map(last).sum();
+            let (taken_pairs, taken_read) = if self.verifies { (pairs, read) } else { (last, last) };
             step = step
-                .with(pairs_name.name(), sequences.iter().map(pairs).sum::<usize>())
-                .with(cached_name.name(), sequences.iter().map(read).sum::<usize>())
+                .with(pairs_name.name(), pairs)
+                .with(cached_name.name(), read)
+                .with(pairs_name.of_taken_rows().name(), taken_pairs)
+                .with(cached_name.of_taken_rows().name(), taken_read)
                 .with(&blocks_symbol(*window), sequences.iter().map(blocks).sum::<usize>());
         }
         step

@@ -9,6 +9,9 @@ use std::sync::Arc;
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sym(Arc<str>);
 
+/// What names of [`Sym::of_taken_rows`] begin with.
+const TAKEN: &str = "taken_";
+
 impl Sym {
     /// The symbol called `name`.
     pub fn new(name: &str) -> Self {
@@ -18,6 +21,18 @@ impl Sym {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.0
+    }
+
+    /// The symbol that counts the same, such as (query, key) pairs or tokens read from a cache, for the rows alone that are taken
+    /// of a step's tokens.
+    #[must_use]
+    pub fn of_taken_rows(&self) -> Self {
+        Self::new(&format!("{TAKEN}{}", self.0))
+    }
+
+    /// What it counts for all tokens, if it is [`Sym::of_taken_rows`] of that.
+    pub fn taken_of(&self) -> Option<Self> {
+        self.0.strip_prefix(TAKEN).map(Self::new)
     }
 }
 

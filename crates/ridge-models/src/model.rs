@@ -385,6 +385,7 @@ pub fn attention_symbols(window: Option<usize>) -> (Sym, Sym) {
 /// The windows whose (query, key) pairs or cached tokens `cost` is told in, besides those of all tokens.
 pub fn attended_windows(cost: &Cost) -> BTreeSet<usize> {
     let window = |sym: &Sym| {
+        let sym = sym.taken_of().unwrap_or_else(|| sym.clone());
         let of = [symbols::PAIRS, symbols::CACHED].into_iter().find_map(|name| sym.name().strip_prefix(name))?;
         of.strip_prefix(WITHIN)?.parse().ok()
     };
@@ -398,7 +399,8 @@ pub(crate) fn with_attended(cost: &Cost, bindings: Bindings, context: usize) -> 
     [None].into_iter().chain(attended_windows(cost).into_iter().map(Some)).fold(bindings, |all, window| {
         let (pairs, cached) = attention_symbols(window);
         let seen = window.map_or(context, |window| window.min(context));
-        all.with(pairs.name(), seen).with(cached.name(), seen)
+        let of_step = [pairs.of_taken_rows(), cached.of_taken_rows(), pairs, cached];
+        of_step.iter().fold(all, |all, sym| all.with(sym.name(), seen))
     })
 }
 

@@ -140,8 +140,8 @@ impl Composite for IndexTopK {
     }
 
     fn of_single_rows(&self) -> Option<CompositeRef> {
-        // A row sees what is read for it.
-        Some(CompositeRef::new(Self { pairs: self.cached.clone(), ..self.clone() }))
+        let (pairs, cached) = (self.pairs.of_taken_rows(), self.cached.of_taken_rows());
+        Some(CompositeRef::new(Self { pairs, cached, ..self.clone() }))
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

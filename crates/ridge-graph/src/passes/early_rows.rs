@@ -8,7 +8,7 @@
 mod plan;
 mod rule;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use self::plan::{Plan, Planner, Step, Wanted, axis_of, is_taking};
 use self::rule::{Rows, Taken};
@@ -22,7 +22,8 @@ use crate::types::Type;
 /// computed twice, and if products or attention are among it. Of what is taken by several indices, the first that something
 /// is gained by moves. Products of one input stay together: see [`group_linears`](super::group_linears).
 ///
-/// Rows of padding, those of negative indices, change; others do not. Indices must be below the extent that they index.
+/// Rows of padding, those of negative indices, change; others do not. Indices must be below the extent that they index. Nothing
+/// moves behind an index that is computed from a state after an update, where what would move reads the state before it.
 pub fn take_rows_early(graph: &mut Graph) {
     let main = graph.main();
     let mut indices: Vec<(Var, Taken)> = Vec::new();
@@ -38,8 +39,13 @@ pub fn take_rows_early(graph: &mut Graph) {
         let mut planner = Planner::new(graph, taken);
         if let Some(plan) = planner.main(rows) {
             let index = main.ty(rows).clone();
-            let mut rewriter = Rewriter { graph, planner, index, made: HashMap::new(), functions: Vec::new() };
-            let main = rewriter.rewritten(graph.main().clone(), &plan, &Wanted::new(), Some(rows));
+            let owner = graph.functions.iter().map(|function| function.owner).max().unwrap_or(0);
+            let names = graph.functions.iter().map(|function| function.name.to_string()).collect();
+            let (made, functions) = (HashMap::new(), Vec::new());
+            let mut rewriter = Rewriter { graph, planner, index, made, functions, owner, names };
+            let Some(main) = rewriter.rewritten(graph.main().clone(), &plan, &Wanted::new(), Some(rows)) else {
+                continue;
+            };
             let made = rewriter.functions;
             graph.functions.truncate(graph.main.index());
             graph.functions.extend(made);
@@ -61,22 +67,30 @@ struct Rewriter<'g> {
     made: HashMap<(FuncId, Wanted), (FuncId, bool)>,
     /// Functions made, which are to come behind those of the graph but for main.
     functions: Vec<Function>,
+    /// The last owner of values that a function has, finished or not.
+    owner: u32,
+    /// The names of all functions, finished or not.
+    names: HashSet<String>,
 }
 
 impl Rewriter<'_> {
-    /// The function that gives the `wanted` outputs of `callee` as rows, and whether it takes the index behind its other arguments.
-    fn function(&mut self, callee: FuncId, wanted: &Wanted) -> (FuncId, bool) {
+    /// The function that gives the `wanted` outputs of `callee` as rows, and whether it takes the index behind its other arguments;
+    /// `None` as of [`Self::rewritten`].
+    fn function(&mut self, callee: FuncId, wanted: &Wanted) -> Option<(FuncId, bool)> {
         let key = (callee, wanted.clone());
         if let Some(made) = self.made.get(&key) {
-            return *made;
+            return Some(*made);
         }
         let plan = self.planner.plan(callee, wanted).expect("was planned with its caller");
         let mut function = self.graph.function(callee).clone();
-        let others = || self.graph.functions.iter().chain(&self.functions);
         let numbered = (2..).map(|nth| format!("{}_rows_{nth}", function.name));
         let mut names = std::iter::once(format!("{}_rows", function.name)).chain(numbered);
-        function.name = names.find(|name| others().all(|other| *other.name != **name)).unwrap_or_default().into();
-        own(&mut function, others().map(|other| other.owner).max().unwrap_or(0) + 1);
+        // Those that it calls are made while it is not finished.
+        let name = names.find(|name| !self.names.contains(name)).unwrap_or_default();
+        function.name = name.as_str().into();
+        self.names.insert(name);
+        self.owner += 1;
+        own(&mut function, self.owner);
         let index = plan.takes.then(|| {
             function.args.push(Arg::new("taken_rows", self.index.clone(), Role::Data));
             function.nodes.push(Node {
@@ -87,15 +101,22 @@ impl Rewriter<'_> {
             });
             function.var(function.nodes.len() - 1, 0)
         });
-        let function = self.rewritten(function, &plan, wanted, index);
+        let function = self.rewritten(function, &plan, wanted, index)?;
         self.functions.push(function);
         let made = (FuncId((self.graph.main.index() + self.functions.len() - 1) as u32), plan.takes);
         self.made.insert(key, made);
-        made
+        Some(made)
     }
 
-    /// `function` as `plan` says, with the `wanted` outputs as rows, which `index` names.
-    fn rewritten(&mut self, mut function: Function, plan: &Plan, wanted: &Wanted, index: Option<Var>) -> Function {
+    /// `function` as `plan` says, with the `wanted` outputs as rows, which `index` names; `None` where nodes would have to come
+    /// before what they depend on: the index depends on an update of a state that a node reads before it.
+    fn rewritten(
+        &mut self,
+        mut function: Function,
+        plan: &Plan,
+        wanted: &Wanted,
+        index: Option<Var>,
+    ) -> Option<Function> {
         let nodes = function.nodes.len();
         let mut takes = Takes { index, made: HashMap::new(), places: Vec::new() };
         for (&at, step) in &plan.steps {
@@ -117,7 +138,7 @@ impl Rewriter<'_> {
                     }
                 }
                 Step::Call { callee, wanted, outputs, .. } => {
-                    let (made, takes_index) = self.function(*callee, wanted);
+                    let (made, takes_index) = self.function(*callee, wanted)?;
                     node.op = Op::Call(made);
                     node.outputs.clone_from(outputs);
                     node.inputs.extend(index.filter(|_| takes_index));
@@ -144,7 +165,7 @@ impl Rewriter<'_> {
                 draft.replace(draft.var(at, 0), node.inputs[0]);
             }
         }
-        draft.finish(|node| node.checked_sub(nodes).map_or(node, |new| places[new]))
+        draft.try_finish(|node| node.checked_sub(nodes).map_or(node, |new| places[new]))
     }
 }
 

@@ -194,7 +194,7 @@ fn the_last_layer_computes_its_cache_for_all_tokens_and_the_rest_for_the_rows_ta
     assert_eq!(takings(&after), [("layer".into(), 0), ("layer_rows".into(), 3), ("main".into(), 1)]);
     means_the_same(&before, &after);
     // The cost of attention is that of a row for each sequence.
-    let pairs = |graph: &Graph| graph.cost().matrix_flops.symbols().filter(|s| s.name() == "cached").count();
+    let pairs = |graph: &Graph| graph.cost().matrix_flops.symbols().filter(|s| s.name() == "taken_pairs").count();
     assert_eq!((pairs(&before), pairs(&after)), (0, 1));
 }
 
@@ -347,4 +347,57 @@ fn a_layer_called_elsewhere_for_all_tokens_keeps_its_function() {
     let weights = |graph: &Graph| graph.args(Role::Weight).map(|arg| arg.name.to_string()).collect::<Vec<_>>();
     let (before, _) = early(&decoder(3, gated).expect("builds"), &["logits"]);
     assert_eq!(weights(&after), weights(&before));
+}
+
+#[test]
+fn an_index_that_depends_on_an_update_does_not_move_what_reads_the_state_before_it() {
+    let graph = of_rows(|g, x| {
+        let [positions, slots, seq_ids] =
+            ["positions", "slots", "seq_ids"].map(|name| g.step_input(name, ints(tokens())));
+        let table = g.step_input("block_table", Type::tensor(DType::I32, [seqs(), Dim::sym("table")]))?;
+        let kv =
+            g.state("kv", Type::state(DType::F32, [Dim::sym("blocks"), 2.into(), 1.into(), 4.into(), 4.into()]))?;
+        let q = linear(g, "q", x, 8)?;
+        let q = g.reshape(q, [tokens(), 2.into(), 4.into()])?;
+        let op = PagedAttention::new(0.5, Sym::new("pairs"), Sym::new("cached"));
+        let a = g.scoped("attention", |g| g.attention(q, kv, table, seq_ids?, positions?, op))?;
+        let a = g.reshape(a, [tokens(), WIDTH.into()])?;
+        let [k, v] = ["k", "v"].map(|name| {
+            let y = linear(g, name, x, 4)?;
+            g.reshape(y, [tokens(), 1.into(), 4.into()])
+        });
+        let kv = g.kv_write(kv, k?, v?, slots?)?;
+        let all = g.state_read(kv)?;
+        let best = g.prim(Prim::ArgMax { axis: 4 }, &[all])?[0];
+        let best = g.slice(best, 0, 0, 1)?;
+        Ok((a, g.reshape(best, [WIDTH])?, Vec::new()))
+    });
+    let graph = graph.expect("builds");
+    let mut after = graph.clone();
+    take_rows_early(&mut after);
+    assert_eq!(after, graph);
+}
+
+#[test]
+fn functions_made_for_each_other_are_told_apart() {
+    let graph = of_rows(|g, x| {
+        let inner = g.function("inner", |g| {
+            let x = g.arg("x", hidden());
+            Ok(vec![linear(g, "a", x, WIDTH)?])
+        })?;
+        let outer = g.function("outer", |g| {
+            let x = g.arg("x", hidden());
+            let y = g.call(inner, &[x])?[0];
+            let y = g.tanh(y)?;
+            Ok(vec![linear(g, "b", y, WIDTH)?])
+        })?;
+        let y = g.call(outer, &[x])?[0];
+        Ok((y, g.step_input("last", ints(seqs()))?, Vec::new()))
+    });
+    let mut graph = graph.expect("builds");
+    take_rows_early(&mut graph);
+    let of = |what: fn(&crate::Function) -> String| graph.functions.iter().map(what).collect::<Vec<_>>();
+    assert_eq!(of(|f| f.name.to_string()), ["inner_rows", "outer_rows", "main"]);
+    let owners: std::collections::BTreeSet<String> = of(|f| f.owner.to_string()).into_iter().collect();
+    assert_eq!(owners.len(), 3, "{owners:?}");
 }
