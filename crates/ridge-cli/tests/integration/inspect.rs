@@ -269,11 +269,43 @@ fn parameters_of_a_prediction_module_are_counted_apart() {
     assert_eq!(module["parameters"], 11_610_068_224u64);
     // One layer's latent of 512 and rotated key of 64 in bf16.
     assert_eq!(module["kv_bytes_per_token"], 2 * (512 + 64));
-    assert_eq!(module["weight_bytes"], 2 * 11_610_068_224u64);
+    // Its layer is published in fp8, but for norms, the router and what joins its inputs.
+    let (joins, router, norms) = (2 * 7168 * 7168, 256 * 7168 + 256, 5 * 7168 + 1536 + 512);
+    let plain: u64 = joins + router + norms;
+    let scales = module["weight_bytes"].as_u64().unwrap() - 2 * plain - (11_610_068_224 - plain);
+    // A factor of 4 bytes for 128 x 128, of which the last are not whole in the 576 rows of the latents.
+    assert!((11_500_000_000 / 4096..11_520_000_000 / 4096).contains(&scales), "{scales}");
     // The experts that one token takes, and the output projection.
     let flops = module["draft"]["matrix_flops"].as_f64().unwrap();
     assert!((3e9..6e9).contains(&flops), "{flops}");
     let text = stdout(&["inspect", &config("DeepSeek-V3.json")]);
     assert!(text.contains("prediction module") && text.contains("11,610,068,224"), "{text}");
     assert!(json(&["inspect", &config("Meta-Llama-3.1-8B.json"), "--json"]).get("prediction").is_none());
+}
+
+#[test]
+fn weights_that_the_configuration_says_are_fp8_are_counted_as_such() {
+    let published = repository().join("fixtures/configs/DeepSeek-V3.json").display().to_string();
+    let text = stdout(&["inspect", &published]);
+    let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+    for name in ["q_a_proj.weight", "kv_b_proj.weight", "down_proj.weight"] {
+        assert!(line(name).contains(" f8e4m3_b128<bf16>["), "{text}");
+    }
+    for name in ["embed_tokens.weight", "lm_head.weight", "input_layernorm.weight", "  weight    "] {
+        assert!(line(name).contains("bf16["), "{text}");
+    }
+    let source = "modelled: in the formats in which the configuration says that it is published";
+    assert!(line("weights  ").ends_with(source), "{text}");
+    let object = json(&["inspect", &published, "--json"]);
+    // Embedding, output projection, norms, routers with their biases: 2 bytes. The rest has a byte, and 4 more for 128 x 128.
+    let bytes = object["summary"]["weight_bytes"].as_u64().unwrap();
+    assert!((672_900_000_000..673_200_000_000).contains(&bytes), "{bytes}");
+    // Layers that are listed keep their dtype.
+    let folder = Folder::of_config(&std::fs::read_to_string(&published).unwrap());
+    folder.edit("config.json", |text| {
+        text.replace("\"quant_method\"", "\"modules_to_not_convert\": [\"o_proj\"], \"quant_method\"")
+    });
+    let more = json(&["inspect", folder.path(), "--json"])["summary"]["weight_bytes"].as_u64().unwrap();
+    let elements = 61 * 7168 * 16384;
+    assert_eq!(more - bytes, elements - elements / (128 * 128) * 4);
 }

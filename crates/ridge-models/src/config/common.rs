@@ -1,11 +1,12 @@
 //! Keys that every family's file may carry, because the library that writes it keeps them in a common base class.
 
-use ridge_files::checkpoint::matches;
 use ridge_graph::DType;
+use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
 use super::compressed_tensors;
 use super::fields::{Fields, TokenIds};
+use super::published_codes::{PublishedCodes, is_listed};
 use crate::error::Result;
 
 /// The keys that any model may have.
@@ -14,6 +15,7 @@ pub(crate) struct CommonFields {
     pub(crate) dtype: Option<DType>,
     pub(crate) bos_token_id: Option<u32>,
     pub(crate) eos_token_ids: Vec<u32>,
+    pub(crate) codes: Option<PublishedCodes>,
 }
 
 /// Reads the keys of the base class, and marks those of them that cannot change the forward pass.
@@ -24,24 +26,24 @@ pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
     fields.must_be("add_cross_attention", false)?;
     fields.must_be("tie_encoder_decoder", false)?;
     fields.must_be("pruned_heads", Map::<String, Value>::new())?;
-    check_quantization(fields)?;
     Ok(CommonFields {
         tie_word_embeddings: fields.optional("tie_word_embeddings")?,
         dtype: read_dtype(fields)?,
         bos_token_id: fields.optional("bos_token_id")?,
         eos_token_ids: fields.optional("eos_token_id")?.map_or_else(Vec::new, |TokenIds(ids)| ids),
+        codes: read_quantization(fields)?,
     })
 }
 
 /// Requires that the weights are not quantised, or f8e4m3 codes with a scale for each block of 128 x 128, for each row or for
 /// all, or int8 codes with one for each row or for all, which [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) reads. Which tensors are, they show themselves. Scales of
 /// activations are found at run time whatever the file says.
-fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
-    let Some(mut block) = fields.object("quantization_config")? else { return Ok(()) };
+fn read_quantization(fields: &mut Fields<'_>) -> Result<Option<PublishedCodes>> {
+    let Some(mut block) = fields.object("quantization_config")? else { return Ok(None) };
     match block.raw("quant_method").and_then(Value::as_str) {
-        Some("compressed-tensors") => return compressed_tensors::check(block),
+        Some("compressed-tensors") => return compressed_tensors::read(block).map(Some),
         Some(MXFP4) if fields.raw("model_type").and_then(Value::as_str) == Some("gpt_oss") => {
-            return NotConverted::read(block).map(|_| ());
+            return NotConverted::read(block).map(|_| None);
         }
         _ => {}
     }
@@ -52,12 +54,17 @@ fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
     }
     block.harmless(&["activation_scheme"]);
     let size: Option<Vec<u64>> = block.optional("weight_block_size")?;
-    if size.is_some_and(|size| size != [128, 128]) {
+    if size.as_ref().is_some_and(|size| *size != [128, 128]) {
         let remedy = "Ridge reads blocks of [128, 128]: choose another checkpoint of the model";
         return Err(block.wrong("weight_block_size", "is not supported", remedy));
     }
-    block.harmless(&["modules_to_not_convert", "ignored_layers", "dequantize", "scale_fmt"]);
-    block.finish()
+    let plain = ["modules_to_not_convert", "ignored_layers"];
+    // A scale for all elements is one for each row as it is read.
+    let scales = if size.is_some() { ScaleLayout::Block } else { ScaleLayout::Row };
+    let codes = PublishedCodes::new(CodeType::F8E4M3, scales, plain.map(|key| block.raw(key)));
+    block.harmless(&["dequantize", "scale_fmt"]);
+    block.finish()?;
+    Ok(Some(codes))
 }
 
 /// What `quant_method` is where experts are in MXFP4, which [`Checkpoint::in_mxfp4`](ridge_files::Checkpoint::in_mxfp4) reads.
@@ -96,11 +103,7 @@ impl NotConverted {
 
     /// Is the module one of them, by the beginning of its name, up to a dot, or by its end?
     pub(crate) fn has(&self, module: &str) -> bool {
-        let begins = |name: &str| {
-            let ends = module.match_indices('.').map(|(at, _)| at).chain([module.len()]);
-            ends.into_iter().any(|end| matches(name, &module[..end]))
-        };
-        self.0.iter().any(|name| begins(name) || module.ends_with(name.as_str()))
+        is_listed(&self.0, module)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Quantised checkpoints as llm-compressor writes them, in the layout of the library compressed-tensors: the object under
 //! `quantization_config` whose `quant_method` is `compressed-tensors`.
 
+use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
+use super::published_codes::PublishedCodes;
 use crate::error::Result;
 
 const REMEDY: &str = "Ridge reads 8-bit floats with a scale for each channel, tensor or block of 128 x 128, and symmetric int8 weights \
@@ -11,8 +13,9 @@ const REMEDY: &str = "Ridge reads 8-bit floats with a scale for each channel, te
 
 /// Requires weights that [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) reads: 8-bit floats, whatever is said of
 /// activations, whose scales are found at run time; or int8 with activations that are int8 too ("W8A8"), as they would be
-/// computed otherwise than published if they had fixed scales or zero points.
-pub(super) fn check(mut block: Fields<'_>) -> Result<()> {
+/// computed otherwise than published if they had fixed scales or zero points. What is said of the first group of modules is
+/// taken as the format of all that are not ignored.
+pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
     let integers = match block.raw("format").and_then(Value::as_str) {
         Some("float-quantized") => false,
         Some("int-quantized") => true,
@@ -43,15 +46,14 @@ pub(super) fn check(mut block: Fields<'_>) -> Result<()> {
             return Err(block.wrong("config_groups", why, REMEDY));
         }
     }
-    block.harmless(&[
-        "config_groups",
-        "ignore",
-        "quantization_status",
-        "global_compression_ratio",
-        "version",
-        "sparsity_config",
-    ]);
-    block.finish()
+    let in_blocks = groups.values().next().and_then(|group| group.pointer("/weights/strategy"));
+    let scales =
+        if in_blocks.is_some_and(|strategy| strategy == "block") { ScaleLayout::Block } else { ScaleLayout::Row };
+    let codes = if integers { CodeType::Int8 } else { CodeType::F8E4M3 };
+    let codes = PublishedCodes::new(codes, scales, [block.raw("ignore")]);
+    block.harmless(&["config_groups", "quantization_status", "global_compression_ratio", "version", "sparsity_config"]);
+    block.finish()?;
+    Ok(codes)
 }
 
 /// How the weights or the activations of a group of modules are quantised.

@@ -4,6 +4,7 @@ use ridge_graph::DType;
 
 use super::common;
 use super::fields::{Fields, REMEDY};
+use super::published_codes::PublishedCodes;
 use super::rope::{MAX_POSITIONS, RopeConfig, RopeScaling, RopeSizes};
 use crate::error::Result;
 
@@ -27,6 +28,9 @@ pub struct DecoderConfig {
     pub head_dim: usize,
     /// Key and value heads of layers that have others, and the width of heads there.
     pub other_heads: Option<[usize; 2]>,
+    /// Do all query heads share one latent in the cache (latent attention)? Then `num_key_value_heads` is 1 whatever the file
+    /// says, and `head_dim` is the latent's width.
+    pub latent_attention: bool,
     /// Rows of the embedding and of the output projection. May exceed the tokenizer's vocabulary.
     pub vocab_size: usize,
     /// Positions of the context according to the file; see [`DecoderConfig::max_context`].
@@ -41,6 +45,8 @@ pub struct DecoderConfig {
     pub attention_dropout: f64,
     /// The dtype the weights were published in, if the file says.
     pub torch_dtype: Option<DType>,
+    /// The 8-bit codes that the weights were published in, if the file says so.
+    pub(crate) codes: Option<PublishedCodes>,
     /// The token that begins a text; below `vocab_size`.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text, each below `vocab_size`; may be empty.
@@ -141,6 +147,7 @@ impl DecoderConfig {
             num_key_value_heads: f.optional_size(keys.num_key_value_heads, MAX_HEADS)?.unwrap_or(num_attention_heads),
             head_dim,
             other_heads: None,
+            latent_attention: false,
             vocab_size: f.size("vocab_size", MAX_VOCAB)?,
             max_position_embeddings,
             norm_eps: match keys.default_eps {
@@ -151,6 +158,7 @@ impl DecoderConfig {
             tie_word_embeddings: common.tie_word_embeddings.unwrap_or(keys.tie_word_embeddings),
             attention_dropout: f.optional(keys.attention_dropout)?.unwrap_or(0.0),
             torch_dtype: common.dtype,
+            codes: common.codes,
             bos_token_id: common.bos_token_id,
             eos_token_ids: common.eos_token_ids,
         };

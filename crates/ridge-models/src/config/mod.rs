@@ -14,6 +14,7 @@ mod fields;
 mod generation;
 mod images;
 mod multimodal;
+mod published_codes;
 mod rope;
 
 pub(crate) use common::{NotConverted, read as read_common};

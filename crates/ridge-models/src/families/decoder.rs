@@ -165,8 +165,8 @@ pub(crate) trait DecoderFamily: ConfigValue {
     }
 
     /// The format that the configuration says the weight called `name` is published in, if it is in one.
-    fn published_format(&self, _name: &str) -> Option<FormatRef> {
-        None
+    fn published_format(&self, name: &str) -> Option<FormatRef> {
+        self.decoder().codes.as_ref()?.format_of(name)
     }
 
     /// Weights that are parts of published tensors, or transposed ones.

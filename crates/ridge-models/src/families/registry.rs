@@ -281,7 +281,7 @@ impl PlannedConfig {
     }
 
     /// Reads the text of a `config.json` that [`PlannedConfig::plans`]. `file` names it in errors. How the published weights
-    /// are quantised is not read: a plan says itself how they are stored.
+    /// are quantised is not read: [`ModelConfig`] has it, and a plan may store them otherwise.
     ///
     /// # Errors
     /// As for [`ModelConfig::from_json`].

@@ -1,6 +1,8 @@
 //! How the matrices of a served model are stored.
 
+use ridge_graph::format::{CodeType, ScaledFormat};
 use ridge_graph::{DType, FormatRef, Role, Shape, Type};
+use ridge_hw::spec::Precision;
 use ridge_models::{BuildOptions, ModelFiles, NetworkConfig, WeightSource};
 use serde::Serialize;
 
@@ -38,6 +40,8 @@ pub enum Quantisation {
         experts: f64,
         /// The same of embedding and head.
         ends: f64,
+        /// What products multiply: 8-bit floats where the layers' weights are published in them.
+        precision: Precision,
     },
 }
 
@@ -118,12 +122,13 @@ impl Quantisation {
         })
     }
 
-    /// That of a GGUF file's weights, or the one in which a configuration says that its model's experts are published;
+    /// That of a GGUF file's weights, or the one in which a configuration says that its model's weights are published;
     /// `None` of anything else.
     pub fn of_files(files: &ModelFiles) -> Option<Self> {
         let Some(gguf) = files.gguf() else { return Self::published(files) };
         let tensors = gguf.tensors().iter();
-        Self::of_tensors(tensors.map(|t| (t.name.as_str(), t.shape.len(), t.range.len(), t.shape.iter().product())))
+        let tensors = tensors.map(|t| (t.name.as_str(), t.shape.len(), t.range.len(), t.shape.iter().product()));
+        Self::of_tensors(tensors, Precision::Bf16)
     }
 
     /// That of the formats that the configuration names, if it names any; an error in it is that of reading the model.
@@ -133,14 +138,24 @@ impl Quantisation {
         let graph = WeightSource::RandomAsPublished(Box::new(config)).retype(&graph, None).ok()?;
         graph.args(Role::Weight).find(|arg| arg.ty.format.is_some())?;
         let number = |poly: ridge_graph::Poly| poly.as_const().map_or(0, |n| n as usize);
-        Self::of_tensors(graph.args(Role::Weight).map(|arg| {
+        let is_fp8 = |arg: &ridge_graph::Arg| {
+            let format = arg.ty.format.as_ref().and_then(|format| format.downcast::<ScaledFormat>());
+            format.is_some_and(|format| format.codes == CodeType::F8E4M3)
+        };
+        // Others are decoded to 16 bits before they are multiplied.
+        let precision = if graph.args(Role::Weight).any(is_fp8) { Precision::Fp8 } else { Precision::Bf16 };
+        let tensors = graph.args(Role::Weight).map(|arg| {
             let (shape, bytes) = (&arg.ty.shape, number(arg.ty.bytes()));
             (&*arg.name, shape.rank(), bytes, number(shape.elements()))
-        }))
+        });
+        Self::of_tensors(tensors, precision)
     }
 
     /// That of tensors, each with its name, rank, bytes and elements. Those of rank 3 are experts.
-    fn of_tensors<'a>(tensors: impl Iterator<Item = (&'a str, usize, usize, usize)>) -> Option<Self> {
+    fn of_tensors<'a>(
+        tensors: impl Iterator<Item = (&'a str, usize, usize, usize)>,
+        precision: Precision,
+    ) -> Option<Self> {
         let mut sums = [(0, 0); 3];
         for (name, rank, bytes, elements) in tensors.filter(|(_, rank, ..)| *rank > 1) {
             let of = &mut sums[if !is_of_layer(name) { 0 } else { (rank - 1).min(2) }];
@@ -149,7 +164,7 @@ impl Quantisation {
         let [ends, matrices, experts] =
             sums.map(|(bytes, elements)| (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64));
         let matrices = matrices.or(experts)?;
-        Some(Self::File { matrices, experts: experts.unwrap_or(matrices), ends: ends.unwrap_or(16.0) })
+        Some(Self::File { matrices, experts: experts.unwrap_or(matrices), ends: ends.unwrap_or(16.0), precision })
     }
 }
 

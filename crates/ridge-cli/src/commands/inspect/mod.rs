@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::Graph;
+use ridge_graph::{Graph, Role};
 use ridge_models::summary::{EncoderSummary, ImageClassifierSummary, Summary};
 use ridge_models::{ModelFiles, Network, NetworkConfig};
 use ridge_runtime::Backend as _;
@@ -162,7 +162,7 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
         Network::Encoder(encoder) => Inspected::Encoder(EncoderSummary::new(encoder, context)?),
         Network::ImageClassifier(classifier) => Inspected::ImageClassifier(ImageClassifierSummary::new(classifier)?),
     };
-    let storage = storage_source(&files, &config, &settings.model);
+    let storage = storage_source(&files, &config, &network, &settings.model);
     let prediction = match &config {
         NetworkConfig::Decoder(config) => ridge::summarize_prediction(config, &settings.model.numbers, context)?,
         _ => None,
@@ -198,10 +198,14 @@ fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
 }
 
 /// The provenance of storage figures.
-fn storage_source(files: &ModelFiles, config: &NetworkConfig, settings: &ModelSettings) -> String {
+fn storage_source(files: &ModelFiles, config: &NetworkConfig, network: &Network, settings: &ModelSettings) -> String {
+    let in_formats = network.module().graph.args(Role::Weight).any(|weight| weight.ty.format.is_some());
     match (&settings.numbers.format, config.torch_dtype()) {
         (Some(format), _) => format!("modelled: as converted by --format {}", format.name()),
         (None, _) if files.has_weights() => "exact: as stored in the checkpoint".to_owned(),
+        (None, _) if in_formats => {
+            "modelled: in the formats in which the configuration says that it is published".to_owned()
+        }
         (None, Some(_)) => "modelled: for the dtype named in the configuration".to_owned(),
         (None, None) => "modelled: for f32, because the configuration names no dtype".to_owned(),
     }

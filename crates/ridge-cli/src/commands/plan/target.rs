@@ -101,7 +101,8 @@ impl TargetArgs {
         Ok(self.calibration()?.machine(&self.device, precision)?)
     }
 
-    /// The requested weight format, or that of a GGUF file, or 16 bits.
+    /// The requested weight format, or that of a GGUF file, or that in which the configuration says that the model is
+    /// published, or 16 bits.
     pub(crate) fn weights(&self, asked: Option<Quantisation>) -> Result<Quantisation> {
         match (asked, &self.model) {
             (Some(weights), _) => Ok(weights),
@@ -178,12 +179,11 @@ pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quanti
             known.machine(device, Precision::Fp8)?.in_a_server().in_four_bits()
         }
         Quantisation::Fp8 => known.machine(device, Precision::Fp8)?.in_a_server(),
+        Quantisation::File { precision, .. } => known.machine(device, precision)?.in_a_server(),
         // Integer weights are decoded to 16 bits before the matrix units.
-        Quantisation::Bf16
-        | Quantisation::Q8
-        | Quantisation::Int4
-        | Quantisation::Blocks { .. }
-        | Quantisation::File { .. } => known.machine(device, Precision::Bf16)?.in_a_server(),
+        Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 | Quantisation::Blocks { .. } => {
+            known.machine(device, Precision::Bf16)?.in_a_server()
+        }
     })
 }
 
