@@ -38,11 +38,20 @@ fn of_family(family: &'static FamilyDefinition, scope: &str, kind: &str) -> Opti
 /// `ridge_graph::shard::shard`. A state of the optimiser whose name ends in that of a weight is where the weight is.
 ///
 /// # Errors
-/// When heads or MLP do not divide over the ranks, naming the key of the configuration.
+/// When heads or MLP do not divide over the ranks, naming the key of the configuration, and for latent attention.
 pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<impl Fn(&Arg) -> Placement + use<>> {
     // Ranks that divide the heads cut between them whatever divides their widths.
     let [other_kv_heads, other_dim] = config.other_heads.unwrap_or([config.num_key_value_heads, config.head_dim]);
     let (ranks, head_dim) = (axis.ranks, gcd(config.head_dim, other_dim));
+    let refused = |why: String| Err(GraphError::Use { at: "tensor parallelism".into(), why });
+    if config.latent_attention && ranks > 1 {
+        let heads = config.num_attention_heads;
+        return refused(format!(
+            "latent attention caches one latent for all of its {heads} heads, which are not divided over ranks, so {ranks} ranks \
+             of `{}` are not supported; use one rank, on which experts that do not fit may stay in host memory",
+            axis.name
+        ));
+    }
     let divided = [
         ("num_key_value_heads", config.num_key_value_heads),
         ("num_global_key_value_heads", other_kv_heads),
@@ -54,7 +63,7 @@ pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<i
         let ranks = format!("{ranks} ranks of `{}`", axis.name);
         let why =
             format!("{key} = {value} does not divide over {ranks}; the next number of ranks that works is {largest}");
-        return Err(GraphError::Use { at: "tensor parallelism".into(), why });
+        return refused(why);
     }
     let cut_head = config.vocab_size.is_multiple_of(ranks);
     Ok(move |arg: &Arg| place(arg, head_dim, cut_head))

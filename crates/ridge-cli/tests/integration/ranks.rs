@@ -134,3 +134,12 @@ fn what_cannot_be_cut_or_launched_is_named() {
     let (code, error) = said(&["generate", "--tp", "2", "--device", "cuda"]);
     assert!(code == 2 && error.contains("ridge launch -n 2 -- COMMAND --tp 2 --device cuda"), "{error}");
 }
+
+#[test]
+fn latent_attention_is_refused_over_ranks_for_what_it_is() {
+    let model = crate::common::repository().join("fixtures/families/deepseek_v3").display().to_string();
+    let refused = crate::common::ridge(&["generate", "--model", &model, "--tp", "2", "--prompt-tokens", "5"]);
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("latent attention caches one latent for all of its"), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("num_key_value_heads"), "{}", refused.stderr);
+}

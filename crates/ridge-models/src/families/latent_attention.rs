@@ -62,6 +62,7 @@ impl LatentAttentionConfig {
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
         decoder.head_dim = rope + kv_rank;
         decoder.num_key_value_heads = 1;
+        decoder.latent_attention = true;
         let temper = read_temper(f)?;
         let scale = temper * temper / ((nope + rope) as f64).sqrt();
         Ok((Self { q_rank, kv_rank, nope, rope, value, scale, interleaved, indexer: None }, decoder))

@@ -267,6 +267,12 @@ fn ranks_that_would_cut_heads_of_global_layers_are_refused() {
 #[test]
 fn two_ranks_compute_what_one_does() {
     for fixture in all() {
+        if fixture.config.latent_attention {
+            let error = tensor_parallel(&fixture.config, &tp()).err().expect("cannot be cut").to_string();
+            let says = format!("one latent for all of its {} heads", fixture.config.num_attention_heads);
+            assert!(error.contains(&says) && !error.contains("key_value"), "{error}");
+            continue;
+        }
         if fixture.config.num_key_value_heads == 1 {
             let error = tensor_parallel(&fixture.config, &tp()).err().expect("cannot be cut").to_string();
             assert!(error.contains("num_key_value_heads = 1 does not divide over 2 ranks"), "{error}");
