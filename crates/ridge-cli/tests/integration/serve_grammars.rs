@@ -144,6 +144,21 @@ fn forms_that_cannot_be_are_refused_by_name_and_hurt_nobody_else() {
         let refused = server.post(CHAT, &ask(&more));
         assert!(refused.refused(400).starts_with(param), "{more}: {}", refused.text());
     }
+    // A grammar that nothing meets, at once and in the middle of an answer, is refused without the library's names.
+    for (param, text) in [
+        ("guided_grammar", "start: X\nX: /a/ & /b/"),
+        ("guided_grammar", "start: \"a\" X\nX: /a/ & /b/"),
+        ("guided_regex", r"[^\s\S]"),
+    ] {
+        let refused = server.post(CHAT, &ask(&json!({ param: text })));
+        assert_eq!(refused.refused(400), param);
+        let message = refused.text();
+        assert!(message.contains("no token of the model can continue it"), "{message}");
+        assert!(
+            !message.contains("NoExtension") && !message.contains("Lark(") && !message.contains("Regex("),
+            "{message}"
+        );
+    }
     // What turns out to be too much in the middle of an answer is said of the parameter, without the library's own words.
     let much = json!({ "guided_regex": "(a{1,1000}){1,1000}", "max_tokens": 450 });
     let answer = server.post(CHAT, &ask(&much));

@@ -60,21 +60,7 @@ impl Grammars {
 
     /// A grammar at its beginning.
     pub(super) fn start(&self, constraint: &Constraint) -> Result<Grammar> {
-        let (name, text) = match constraint {
-            Constraint::JsonSchema(schema) => ("json_schema", schema.clone()),
-            Constraint::JsonObject => ("json_object", String::new()),
-            Constraint::Regex(regex) => ("regex", regex.clone()),
-            Constraint::Choice(choices) => ("choice", choices.join("|")),
-            Constraint::Lark(lark) => ("grammar", lark.clone()),
-        };
-        let wrong = |why: String| {
-            let value = if text.chars().count() > 80 {
-                text.chars().take(80).collect::<String>() + "..."
-            } else {
-                text.clone()
-            };
-            EngineError::Setting { name, value, why }
-        };
+        let wrong = |why: String| constraint.refused(why);
         let grammar = match constraint {
             Constraint::JsonSchema(schema) => TopLevelGrammar::from_json_schema(on_one_line(
                 serde_json::from_str(schema).map_err(|e| wrong(format!("is not JSON: {e}")))?,
@@ -108,14 +94,22 @@ fn on_one_line(mut schema: serde_json::Value) -> serde_json::Value {
 
 /// Why a grammar cannot continue.
 fn stuck(why: &str) -> String {
-    match why {
-        why if why.contains("too many expressions") => {
+    let said = plain(why);
+    match &*said {
+        _ if said.contains("too many expressions") => {
             "its regular expressions exceed the limit of automaton states; use fewer nested repetitions or smaller counts"
                 .to_owned()
         }
-        why => plain(why),
+        // The library's names of reasons.
+        "NoExtensionBias" => NO_TOKEN.to_owned(),
+        "LexerTooComplex" | "ParserTooComplex" => "it is too complex; use fewer nested repetitions or alternatives".to_owned(),
+        _ => said,
     }
 }
+
+/// Why a grammar cannot continue that allows texts of which no token of the model is the beginning.
+const NO_TOKEN: &str =
+    "no token of the model can continue it: it requires characters that the model's tokenizer cannot write";
 
 /// What the grammar library says, without what it says of itself: where in a grammar of its own a regular expression stands,
 /// and what it was built without.
@@ -202,7 +196,7 @@ impl Grammar {
         let stats = self.matcher.last_step_stats().map_err(|e| e.to_string())?;
         self.costly = stats.trie_nodes_walked + stats.all_items > CHEAP;
         if allowed.is_zero() {
-            return Err("no token of the model can continue it".to_owned());
+            return Err(NO_TOKEN.to_owned());
         }
         let mut forbidden: Vec<u32> = allowed.as_slice().iter().map(|word| !word).collect();
         forbidden.resize(self.words, u32::MAX);

@@ -88,6 +88,25 @@ pub enum Constraint {
     Lark(String),
 }
 
+impl Constraint {
+    /// The error that it cannot be met, with its text, shortened.
+    pub(super) fn refused(&self, why: String) -> EngineError {
+        const LONGEST: usize = 80;
+        let (name, text) = match self {
+            Self::JsonSchema(schema) => ("json_schema", schema.clone()),
+            Self::JsonObject => ("json_object", String::new()),
+            Self::Regex(regex) => ("regex", regex.clone()),
+            Self::Choice(choices) => ("choice", choices.join("|")),
+            Self::Lark(lark) => ("grammar", lark.clone()),
+        };
+        let value = match text.char_indices().nth(LONGEST) {
+            Some((end, _)) => format!("{}...", &text[..end]),
+            None => text,
+        };
+        EngineError::Setting { name, value, why }
+    }
+}
+
 /// Why a request was not taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
