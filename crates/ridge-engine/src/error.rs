@@ -57,12 +57,6 @@ pub enum EngineError {
         /// Tokens of the sequence that they follow.
         position: usize,
     },
-    /// A model whose layers keep states of a fixed size, of which scoring keeps none.
-    #[error(
-        "texts cannot be scored by models with recurrent layers or convolutions yet; a server gives the log-probabilities of a prompt \
-         (`ridge serve`, with `echo` and `logprobs`)"
-    )]
-    FixedStates,
     /// The device or a graph.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),

@@ -2,12 +2,13 @@
 //!
 //! Scores are computed on the device, by a variant of the model's graph in which each token has a target; logits are never copied to
 //! the host. Questions run together, in steps of a bounded number of tokens. Each context is computed once, and then its
-//! continuations, one of every question at a time, each overwriting the previous one.
+//! continuations, one of every question at a time, each overwriting the previous one. States of a fixed size are kept in two lines
+//! of each question: that behind its context, from which every continuation starts, and that of the continuation.
 
 use std::collections::HashMap;
 
 use ridge_graph::Bindings;
-use ridge_models::{Model, block_table_name, has_fixed_state, symbols, windows, with_blocks, with_scores};
+use ridge_models::{Model, STATE_LINES, block_table_name, has_fixed_state, symbols, windows, with_blocks, with_scores};
 use ridge_runtime::{Bucket, Compiled, Session};
 
 use crate::error::{EngineError, Result};
@@ -30,6 +31,12 @@ impl ScorerOptions {
     /// Blocks of the cache: enough for one question of the longest kind, and for a step's tokens of any questions.
     pub fn blocks(&self, block_size: usize) -> usize {
         self.context.div_ceil(block_size).max(self.step.div_ceil(block_size) + self.questions)
+    }
+
+    /// Lines of states of a fixed size, of a model that has such: of each question that behind its context, and that of a
+    /// continuation.
+    pub fn state_lines(&self) -> usize {
+        2 * self.questions
     }
 }
 
@@ -65,6 +72,8 @@ pub struct Scorer {
     block_count: usize,
     /// Names of the block tables.
     tables: Vec<String>,
+    /// Does the model keep states of a fixed size?
+    has_lines: bool,
     /// Only fills the cache.
     filling: Programs,
     /// Gives the score of each token's target.
@@ -81,6 +90,21 @@ struct Piece<'a> {
     targets: &'a [u32],
     /// Where their scores go: the question and the continuation.
     place: (usize, usize),
+}
+
+impl Piece<'_> {
+    /// Of states of a fixed size, the line that a step reads which computes its tokens from `start`, and the one that it writes.
+    fn lines(&self, start: usize) -> [i32; 2] {
+        let behind_context = 2 * self.row as i32;
+        let of_continuation = behind_context + 1;
+        let writes = if self.targets.is_empty() { behind_context } else { of_continuation };
+        let reads = match start {
+            0 if self.length == 0 => -1,
+            0 => behind_context,
+            _ => writes,
+        };
+        [reads, writes]
+    }
 }
 
 impl Scorer {
@@ -101,12 +125,10 @@ impl Scorer {
                 why: format!("the model supports at most {} tokens", model.max_context),
             });
         }
-        if has_fixed_state(&model.graph) {
-            return Err(EngineError::FixedStates);
-        }
         let block_count = options.blocks(model.block_size);
         let graph = with_scores(&model.graph).map_err(ridge_runtime::RuntimeError::from)?;
-        session.allocate_states(&graph, &with_blocks(&graph, Bindings::new(), block_count))?;
+        let lines = Bindings::new().with(symbols::STATE_LINES, options.state_lines());
+        session.allocate_states(&graph, &with_blocks(&graph, lines, block_count))?;
         // A question's blocks have the same numbers in all pools.
         let tables = [None].into_iter().chain(windows(&graph).into_iter().map(Some)).map(block_table_name).collect();
         Ok(Self {
@@ -116,6 +138,7 @@ impl Scorer {
             table: options.context.div_ceil(model.block_size),
             block_count,
             tables,
+            has_lines: has_fixed_state(&graph),
             filling: Programs::new(session.compile(&graph, &[])?),
             scoring: Programs::new(session.compile(&graph, &["scores"])?),
         })
@@ -226,7 +249,8 @@ impl Scorer {
         let bindings = Bindings::new()
             .with(symbols::TOKENS, tokens)
             .with(symbols::SEQS, step.len())
-            .with(symbols::TABLE, self.table);
+            .with(symbols::TABLE, self.table)
+            .with(symbols::STATE_LINES, self.options.state_lines());
         let programs = if scored { &mut self.scoring } else { &mut self.filling };
         let bindings = with_blocks(programs.compiled.graph(), bindings, self.block_count);
         let bucket = programs.bucket((tokens, step.len()), &bindings)?;
@@ -241,6 +265,10 @@ impl Scorer {
         });
         fill(bucket, "query_start", std::iter::once(0).chain(ends))?;
         fill(bucket, "lengths", step.iter().map(|(piece, part)| (piece.length + part.start) as i32))?;
+        if self.has_lines {
+            let lines = step.iter().flat_map(|(piece, part)| piece.lines(part.start));
+            fill(bucket, STATE_LINES, lines)?;
+        }
         let table = self.table;
         for name in &self.tables {
             let blocks = step.iter().flat_map(|(piece, _)| {

@@ -170,7 +170,7 @@ mod tests {
         let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
         let weights = Bytes(model.weight_bytes());
-        let cache = cache_bytes(&model, CacheSize::Tokens(512));
+        let cache = cache_bytes(&model, CacheSize::Scorer(ScorerOptions { context: 512, step: 1, questions: 1 }));
         let workspace = |tokens| {
             engine_bytes(
                 &model,
@@ -179,7 +179,14 @@ mod tests {
                 StepExtents { tokens, sequences: 1, context: 512, candidates: 0 },
             )
         };
-        let check = |chunk, available| check_memory(&model, CacheSize::Tokens(512), || workspace(chunk), available);
+        let check = |chunk, available| {
+            check_memory(
+                &model,
+                CacheSize::Scorer(ScorerOptions { context: 512, step: 1, questions: 1 }),
+                || workspace(chunk),
+                available,
+            )
+        };
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
         assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
         assert!(said(500, weights).contains("shorten the context"));

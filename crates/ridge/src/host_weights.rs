@@ -87,6 +87,7 @@ pub(crate) mod tests {
     use std::cell::Cell;
 
     use ridge_cuda::PlannedGpu;
+    use ridge_engine::scoring::ScorerOptions;
     use ridge_graph::sample::Rng;
     use ridge_graph::{DType, Op, Prim};
     use ridge_hw::spec::DeviceSpec;
@@ -171,7 +172,8 @@ pub(crate) mod tests {
             let largest = StepExtents { tokens: 64, sequences: 2, context: CONTEXT, candidates: 0 };
             engine_bytes(model, &gpu, EnginePrograms::Plain, largest)
         };
-        let cache = cache_bytes(&whole, CacheSize::Tokens(2 * CONTEXT));
+        let cache =
+            cache_bytes(&whole, CacheSize::Scorer(ScorerOptions { context: 2 * CONTEXT, step: 1, questions: 1 }));
         let without = workspace(&whole).unwrap();
         let limit = Bytes(whole.weight_bytes() / 4 * 3 + cache.0 + without.0);
         let mut fetching = model();

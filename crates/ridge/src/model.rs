@@ -233,8 +233,7 @@ impl PlacedModel {
             drafts: 0,
         };
         let (files, numbers) = (&self.model.files, &self.model.numbers);
-        let block_size = numbers.options(config.torch_dtype).block_size;
-        let cached = CacheSize::Tokens(options.blocks(block_size) * block_size);
+        let cached = CacheSize::Scorer(options);
         let largest = StepExtents { tokens: step, sequences: 1, context, candidates: 0 };
         let workspace = |model: &ridge_models::Model, backend: &dyn Backend| scorer_bytes(model, backend, largest);
         let LoadedModel { session, model, .. } = load_model(files, &config, numbers, &run, cached, workspace, &mut ())?;

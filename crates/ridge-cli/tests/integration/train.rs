@@ -394,7 +394,15 @@ fn a_configuration_with_infinity_is_trained_and_written_as_python_reads_it() {
         let compact: String = text.split_whitespace().collect();
         assert!(compact.contains("\"time_step_limit\":[0.0,Infinity]"), "{written}: {text}");
     }
-    // What was exported is trained on, and the checkpoint is resumed.
+    // What was exported is evaluated, whatever the steps; it is trained on, and the checkpoint is resumed.
+    let perplexity = |chunk: &str| {
+        let text = folder.file("text.txt").display().to_string();
+        let model = folder.file("run/model").display().to_string();
+        let args = ["eval", "--json", "-q", "-m", &model, "--perplexity", &text, "--context", "64", "--stride", "32"];
+        common::json(&[&args[..], &["--chunk", chunk]].concat())["perplexity"].as_f64().unwrap()
+    };
+    let (whole, in_parts) = (perplexity("512"), perplexity("7"));
+    assert!((1.0..1e3).contains(&whole) && (whole / in_parts - 1.0).abs() < 1e-4, "{whole} and {in_parts}");
     let model = folder.file("run/model").display().to_string();
     let file = run_file(&folder);
     folder.edit("run.toml", |text| text.replace("steps = 1", "steps = 2"));

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_engine::scoring::{Scorer, ScorerOptions};
+use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
 use ridge_engine::service::{Event, Happened, Policy, Request, RequestId, Service, ServiceOptions};
-use ridge_engine::{EmbedOptions, Embedder, Engine, EngineError, EngineOptions, Ngram, STEPS_IN_FLIGHT, Sampling};
+use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions, Ngram, STEPS_IN_FLIGHT, Sampling};
 use ridge_graph::{Builder, DType, Shape, Type};
 use ridge_models::{
     BuildOptions, HISTORY, Model, Module, Pooling, SentenceConfig, StateGroup, StepInputs, WeightSource, decaying_sum,
@@ -140,7 +140,7 @@ fn chunks_do_not_change_an_answer_and_every_token_of_the_prompt_does() {
 }
 
 #[test]
-fn texts_are_embedded_from_no_state_and_not_scored() {
+fn texts_are_embedded_from_no_state() {
     let sentence = SentenceConfig { pooling: Pooling::Last, ..SentenceConfig::default() };
     let (session, model) = loaded(cpu());
     let mut embedder = Embedder::of_decoder(session, &model, EmbedOptions::new(sentence, 64)).expect("is a decoder");
@@ -153,9 +153,47 @@ fn texts_are_embedded_from_no_state_and_not_scored() {
         let other = [(text[0] + 1) % VOCAB as u32].into_iter().chain(text[1..].iter().copied()).collect();
         assert_ne!(&embed(&[other])[0], vector);
     }
-    let (session, model) = loaded(cpu());
-    let refused = Scorer::new(session, &model, ScorerOptions { context: 64, step: 64, questions: 2 });
-    assert!(matches!(refused, Err(EngineError::FixedStates)));
+}
+
+#[test]
+fn continuations_are_scored_from_the_state_behind_their_context() {
+    let scored = |step: usize, questions: &[Question<'_>]| {
+        let (session, model) = loaded(cpu());
+        let options = ScorerOptions { context: 64, step, questions: 2 };
+        let mut scorer = Scorer::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"));
+        scorer.score(questions, |_| ()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let texts = [prompt(1, 40), prompt(2, 33), prompt(3, 21)];
+    // All of a text behind its first token, in one step.
+    let whole: Vec<Vec<f32>> = texts
+        .iter()
+        .map(|text| {
+            let question = Question { context: &text[..1], continuations: vec![&text[1..]] };
+            scored(64, &[question]).remove(0).remove(0)
+        })
+        .collect();
+    assert!(whole.iter().flatten().all(|score| *score < 0.0));
+    // Steps cut contexts and continuations anywhere, and more questions than there are lines for follow each other.
+    for (step, context) in [(64, 17), (5, 17), (3, 1), (1, 9), (64, 20)] {
+        let another = prompt(9, 12);
+        let questions: Vec<Question<'_>> = texts
+            .iter()
+            .map(|text| Question {
+                context: &text[..context],
+                continuations: vec![&another, &text[context..], &another[..3], &text[context..]],
+            })
+            .collect();
+        for (got, whole) in scored(step, &questions).iter().zip(&whole) {
+            let rest = &whole[context - 1..];
+            assert!(got[1] == rest && got[3] == rest, "steps of {step} behind {context}: {:?} and {rest:?}", got[1]);
+            assert_eq!(got[0][..3], got[2]);
+        }
+    }
+    // The first token shows in every score.
+    let mut other = texts[0].clone();
+    other[0] = (other[0] + 1) % VOCAB as u32;
+    let question = Question { context: &other[..17], continuations: vec![&other[17..]] };
+    assert!(scored(64, &[question])[0][0].iter().zip(&whole[0][16..]).all(|(a, b)| a != b));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The memory of what an engine keeps between steps.
 
 use ridge_engine::EngineOptions;
+use ridge_engine::scoring::ScorerOptions;
 use ridge_hw::units::Bytes;
 use ridge_models::Model;
 
@@ -9,22 +10,22 @@ use ridge_models::Model;
 pub enum CacheSize {
     /// As an engine makes it: groups with a window have pools of their own.
     Engine(EngineOptions),
-    /// So many tokens in all groups.
-    Tokens(usize),
+    /// As a scorer makes it.
+    Scorer(ScorerOptions),
 }
 
 /// Bytes of a cache: keys and values of all layers with their scales, the history of tokens, and in an engine the states of a
 /// fixed size.
 pub fn cache_bytes(model: &Model, size: CacheSize) -> Bytes {
     let tokens = |window: Option<usize>| match (size, window) {
-        (CacheSize::Tokens(tokens), _) => tokens,
+        (CacheSize::Scorer(options), _) => options.blocks(model.block_size) * model.block_size,
         (CacheSize::Engine(options), None) => options.cache_blocks(model.block_size) * model.block_size,
         (CacheSize::Engine(options), Some(window)) => {
             options.window_blocks(window, model.block_size) * model.block_size
         }
     };
     let lines = match size {
-        CacheSize::Tokens(_) => 0,
+        CacheSize::Scorer(options) => options.state_lines(),
         CacheSize::Engine(options) => options.state_lines(),
     };
     let groups = model.state_groups.iter().chain([&model.history]);

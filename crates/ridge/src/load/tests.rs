@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ridge_engine::scoring::ScorerOptions;
 use ridge_engine::service::{self, Event, Happened, Policy, RequestId, Service, ServiceOptions};
 use ridge_engine::{Logprobs, Request, Sampling};
 use ridge_runtime::MemoryOwner;
@@ -67,7 +68,8 @@ fn drafts_compile_for_a_gpu_and_are_counted() {
                 BuildOptions { activations: DType::BF16, cache: DType::BF16, drafts, ..BuildOptions::default() };
             let mut model = config.build(&options).unwrap();
             model.store(&WeightSource::Random(DType::BF16), None).unwrap();
-            let cache = cache_bytes(&model, CacheSize::Tokens(CONTEXT));
+            let cache =
+                cache_bytes(&model, CacheSize::Scorer(ScorerOptions { context: CONTEXT, step: 1, questions: 1 }));
             (engine_bytes(&model, &gpu, EnginePrograms::All, largest).unwrap(), cache)
         };
         let ((plain, cache), (drafting, larger)) = (bytes(0), bytes(2));

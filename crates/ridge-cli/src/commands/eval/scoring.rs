@@ -53,18 +53,16 @@ impl EvalModel {
             random_weights: settings.random_weights,
             drafts: 0,
         };
-        let block_size = settings.model.numbers.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {
             let largest = StepExtents { tokens: step, sequences: options.questions.min(step), context, candidates: 0 };
             ridge::scorer_bytes(model, backend, largest)
         };
-        let cached = options.blocks(block_size) * block_size;
         let LoadedModel { session, model, threads, .. } = ridge::load_model(
             &self.files,
             &self.config,
             &settings.model.numbers,
             &running,
-            CacheSize::Tokens(cached),
+            CacheSize::Scorer(options),
             workspace,
             &mut LoadProgress::new(!settings.quiet && !settings.json),
         )?;
