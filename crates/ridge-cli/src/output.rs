@@ -1,5 +1,6 @@
 //! Output: text on standard output, everything else on standard error.
 
+use std::borrow::Cow;
 use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fmt;
@@ -293,7 +294,7 @@ impl Spinner {
         Self(spinner)
     }
 
-    pub(crate) fn now(&self, what: &'static str) {
+    pub(crate) fn now(&self, what: impl Into<Cow<'static, str>>) {
         self.0.set_message(what);
         self.0.tick();
     }

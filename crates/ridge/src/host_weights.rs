@@ -55,8 +55,9 @@ pub(crate) fn keep_on_host(
 ) -> Result<(HostWeights, Bytes)> {
     let all = host_weights(&model.graph);
     let whole = Bytes(model.weight_bytes()) + cache;
-    // Workspace only grows with what is kept, so each round keeps more and none keeps too much.
-    let mut needed = workspace(model)?;
+    // Workspace only grows with what is kept, so each round keeps more and none keeps too much. Where weights and cache alone are
+    // too much, the first round tells of the workspace, too, with what is kept in any case.
+    let mut needed = if whole > available { Bytes(0) } else { workspace(model)? };
     loop {
         let over = (whole + needed).0.saturating_sub(available.0);
         let Some(kept) = first(&all, over) else {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::page::{Page, PageArgs, PageBlock, PageTable, seconds};
 use super::target::{TargetArgs, sources, sources_json};
 use crate::error::{Result, refused};
-use crate::output::grouped;
+use crate::output::{Spinner, count, grouped};
 
 /// Share of a link's specified rate that copies of page-locked memory reach: PCIe sends headers with every 256 bytes at most, and
 /// waits for credits.
@@ -165,7 +165,10 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
         ..NumberSettings::default()
     };
     let gpu_memory = Bytes(args.gpu_memory.0.min(sheet.memory.value.0));
+    let spinner = Spinner::new();
     let plan = |sequences: usize| {
+        // All programs of the engine are compiled, and buckets of theirs planned, which takes seconds for large models.
+        spinner.now(format!("planning the engine's steps of {}", count(sequences, "sequence")));
         let settings = HostPlanSettings { gpu_memory, context, sequences, chunk };
         planned(HostPlan::new(&config, &numbers, sheet, settings))
     };
@@ -193,6 +196,7 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
     }
     let what = format!("{} tokens of a prompt", grouped(chunk as u64));
     steps.push(ShownStep { what, time: Ok(time(&one, &[(0, chunk)], chunk)?) });
+    drop(spinner);
     let page = page((&machine, rate_source), title, (&one, of_one), (gpu_memory, context, &steps));
     args.page.show(&page)
 }
