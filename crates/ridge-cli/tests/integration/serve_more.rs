@@ -274,7 +274,7 @@ fn a_cache_of_less_than_the_context_bounds_it() {
     // Asked for, it is an error.
     for dry in [&["--dry-run"][..], &["--port", "0"]] {
         let refused = ridge(&[&["serve", "--context", "128", "--cache-tokens", "90"], dry].concat());
-        let says = "--cache-tokens";
+        let says = "--cache-tokens 90";
         assert!(
             refused.code == 2 && refused.stderr.contains(says) && refused.stderr.contains("--context 128"),
             "{}",

@@ -126,12 +126,12 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
     }
     let block_size = numbers.options(config.torch_dtype).block_size;
     let capacity = args.cache_tokens.map(|tokens| tokens.div_ceil(block_size) * block_size);
-    if let (Some(capacity), Some(context)) = (capacity, args.context)
-        && context > capacity
+    if let (Some(tokens), Some(context)) = (args.cache_tokens, args.context)
+        && capacity.is_some_and(|capacity| context > capacity)
     {
         let why =
             format!("does not hold one sequence of --context {context} tokens; give at least as many, or less context");
-        return Err(refused("--cache-tokens", capacity, &why));
+        return Err(refused("--cache-tokens", tokens, &why));
     }
     // What is not asked for is no more than the cache holds.
     let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(most).min(capacity.unwrap_or(most)));
