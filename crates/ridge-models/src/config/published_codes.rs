@@ -75,7 +75,7 @@ mod tests {
         let codes = codes(serde_json::json!([]));
         let format = |name: &str| codes.format_of(name).map(|format| format.name());
         for name in ["self_attn.q_proj", "mlp.gate_proj", "mlp.experts.up_proj", "mlp.shared_experts.down_proj"] {
-            assert_eq!(format(&format!("model.layers.3.{name}.weight")).as_deref(), Some("f8e4m3_b128"), "{name}");
+            assert_eq!(format(&format!("model.layers.3.{name}.weight")), Some("f8e4m3_b128"), "{name}");
         }
         for name in [
             "model.layers.3.mlp.gate.weight",
