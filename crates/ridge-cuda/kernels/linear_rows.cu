@@ -3,9 +3,7 @@
 // for each block of 128 x 128 of a weight. Codes of E4M3 are multiplied as f16, which holds them exactly, and those of a block are summed
 // before they are scaled; integers are summed exactly within a warp's part of the depth.
 // Floor: the weights' bytes over bandwidth. A tile is 16 columns, or SPANS times as many; blocks, one to a multiprocessor, take
-// tiles in turn. Where fewer tiles than blocks are left, these are cut in 2, 4 or 8 parts, so that more multiprocessors read: a part has the same
-// few of each eight columns of the tile, and only they are fetched and stored. The warps of a block take turns along the depth, 64 bytes of each
-// column at a time, and a ring in shared memory
+// tiles in turn. The warps of a block take turns along the depth, 64 bytes of each column at a time, and a ring in shared memory
 // keeps STAGES turns in flight, across the ends of tiles too. It is filled before the launch ahead has ended, since weights do not
 // depend on it. The product does not care in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two
 // products as they come from memory. With STAGED, x is prepared once by each block and lies in shared memory; otherwise it is read
@@ -117,31 +115,8 @@ typedef Pieces<CODE> Piece;
 typedef Pieces<D> Piece;
 #endif
 
-// Which weight a tile is of, and its first column.
+// Which weight a tile is of, and which of its tiles.
 struct Tile { int of, columns; i64 first; };
-
-// What a block makes in a turn: of a tile, of each eight columns, `count` from `from` on.
-struct Part {
-    int tile, from, count;
-    // Of eight columns, is this one made?
-    __device__ bool has(int column) const { return (u32)(column - from) < (u32)count; }
-};
-
-// The parts of `tiles` for `blocks`, which take them in turn: whole tiles while there are enough for all blocks, then cut ones.
-struct Parts {
-    int whole, cut, count;
-    __device__ Parts(int tiles, int blocks) : cut(0) {
-        const int left = tiles % blocks;
-        while (cut < 3 && (left << (cut + 1)) <= blocks) ++cut;
-        whole = tiles - left;
-        count = whole + (left << cut);
-    }
-    __device__ Part operator[](int i) const {
-        if (i < whole) return {i, 0, 8};
-        const int count = 8 >> cut, behind = i - whole;
-        return {whole + (behind >> cut), (behind & ((1 << cut) - 1)) * count, count};
-    }
-};
 
 // 16 columns: eight in a row, and the eight that begin `apart` behind these.
 struct Slice {
@@ -206,18 +181,14 @@ void linear_rows(
         t.first *= 16 * SPANS;
         return t;
     };
-    const Parts all(tiles, gridDim.x);
-    if ((int)blockIdx.x >= all.count) return;
     // A lane copies and reads its own 16 bytes of each row alone, so the ring needs no barrier.
     const u32 mine = shared_address(ring + threadIdx.x);
     const int begin = (warp * 4 + quarter) * PIECE;
-    // What is fetched next: of which part, whether it has this lane's rows, at which depth, into which stage.
-    struct { int part; bool mine; int k, stage; const Element *upper[SLICES], *lower[SLICES]; } next = {(int)blockIdx.x, false, begin, 0};
+    // What is fetched next: of which tile, at which depth, into which stage.
+    struct { int tile, k, stage; const Element *upper[SLICES], *lower[SLICES]; } next = {(int)blockIdx.x, begin, 0};
     auto aim = [&]() {
-        if (next.part >= all.count) return;
-        const Part part = all[next.part];
-        next.mine = part.has(row);
-        const Tile t = tile_of(part.tile);
+        if (next.tile >= tiles) return;
+        const Tile t = tile_of(next.tile);
         const Element* w[SIDES] = {of_weight(p.weight, t.of)};
         if (SWIGLU) w[SIDES - 1] = p.weight[COUNT - 1];
 #pragma unroll
@@ -229,9 +200,8 @@ void linear_rows(
         }
     };
     auto fetch = [&]() {
-        if (next.part < all.count) {
-            // What stays in the ring for rows that are not fetched gives sums that nobody reads.
-            if (next.mine && next.k - quarter * PIECE < depth) {
+        if (next.tile < tiles) {
+            if (next.k - quarter * PIECE < depth) {
                 const bool real = next.k < depth;
                 const int at = real ? next.k : 0;
 #pragma unroll
@@ -245,7 +215,7 @@ void linear_rows(
             // All warps take as many turns.
             if (next.k - begin >= depth) {
                 next.k = begin;
-                next.part += gridDim.x;
+                next.tile += gridDim.x;
                 aim();
             }
         }
@@ -255,7 +225,7 @@ void linear_rows(
     aim();
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) fetch();
-    // Behind the ring: scales of the weights' blocks, of this part and of the next, then those of x, then x.
+    // Behind the ring: scales of the weights' blocks, of this tile and of the next, then those of x, then x.
     [[maybe_unused]] const int across = SCALED == BY_BLOCKS ? (depth + BLOCK - 1) / BLOCK : 1;
     [[maybe_unused]] float* of_blocks = (float*)(ring + STAGES * STAGE);
     [[maybe_unused]] float* of_x = of_blocks + (SCALED == BY_BLOCKS ? 2 * SIDES * across : 0);
@@ -264,16 +234,16 @@ void linear_rows(
     [[maybe_unused]] const int line = (depth * (int)sizeof(Element) + 127) / 128 * 128 + 64;
 #if SCALED == BY_BLOCKS
     // One block of the weight has all columns of a tile.
-    auto scales_of_part = [&](int part, int buffer) {
-        if (part >= all.count) return;
-        const Tile t = tile_of(all[part].tile);
+    auto scales_of_tile = [&](int tile, int buffer) {
+        if (tile >= tiles) return;
+        const Tile t = tile_of(tile);
         const float* one = of_weight(scales.of, t.of);
         for (int i = threadIdx.x; i < SIDES * across; i += WARPS * 32) {
             const float* from = i < across ? one : scales.of[COUNT - 1] - across;
             of_blocks[buffer * SIDES * across + i] = from[t.first / BLOCK * across + i];
         }
     };
-    scales_of_part(blockIdx.x, 0);
+    scales_of_tile(blockIdx.x, 0);
 #endif
 #if NORM
     // Into L2, which is no read: the gains are wanted as soon as x is there.
@@ -446,10 +416,9 @@ void linear_rows(
 #endif
 
     int stage = 0, buffer = 0;
-    for (int nth = blockIdx.x; nth < all.count; nth += gridDim.x, buffer ^= 1) {
-        const Part of_tile = all[nth];
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
 #if SCALED == BY_BLOCKS
-        scales_of_part(nth + gridDim.x, buffer ^ 1);
+        scales_of_tile(tile + gridDim.x, buffer ^ 1);
         const float* of_columns = of_blocks + buffer * SIDES * across;
 #endif
 #if CACHED
@@ -457,7 +426,7 @@ void linear_rows(
         int to[ROUNDS];
         [[maybe_unused]] float cosine[ROUNDS], sine[ROUNDS];
         {
-            const Tile t = tile_of(of_tile.tile);
+            const Tile t = tile_of(tile);
             [[maybe_unused]] const int of_head = (int)slice_of(t, (threadIdx.x >> 4) % SPANS).column(threadIdx.x & 15) % DIM;
 #pragma unroll
             for (int i = 0; i < ROUNDS; ++i) {
@@ -540,7 +509,7 @@ void linear_rows(
                     if (y < ROWS) part[warp][s][row + 8 * (i >> 1)][y] = (float)sums[s][t][i];
                 }
         __syncthreads();
-        const Tile t = tile_of(of_tile.tile);
+        const Tile t = tile_of(tile);
         const int c = threadIdx.x & 15, span = (threadIdx.x >> 4) % SPANS;
         const i64 column = slice_of(t, span).column(c);
         D::Raw* out = of_weight(p.out, t.of);
@@ -582,13 +551,13 @@ void linear_rows(
                 }
 #endif
                 const int slot = to[round];
-                if (slot < 0 || !of_tile.has(c & 7)) continue;
+                if (slot < 0) continue;
                 const i64 line = (((i64)(slot / PAGE) * 2 + t.of - KEYS) * heads + head) * PAGE + slot % PAGE;
                 ((CACHE::Raw*)out)[line * DIM + of_head] = CACHE::store(D::wrap(value));
                 continue;
             }
 #endif
-            if (of_tile.has(c & 7)) out[place] = D::store(value);
+            out[place] = D::store(value);
         }
         if (BUFFERS == 1) __syncthreads();
     }

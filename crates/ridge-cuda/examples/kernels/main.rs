@@ -111,7 +111,6 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         few::gates_of_few(),
         few::sums_of_experts(),
         few::products_of_heads(),
-        few::cut_tiles(),
         cases::cache_writes(),
         cache::projections().iter().map(|projections| projections.case(false)).collect(),
         convolution::convolutions(),

@@ -21,8 +21,6 @@ pub(super) const MAX_ROWS: usize = 16;
 /// Bytes of a column that a warp reads in its turn, and columns of a tile.
 const PIECE_BYTES: usize = 64;
 const COLUMNS: usize = 16;
-/// Parts of a tile at most, where there are fewer tiles than blocks.
-const MAX_PARTS: usize = 8;
 /// Stages of a ring at most.
 const MOST_STAGES: usize = 16;
 /// Shared memory that a block takes besides what depends on its work.
@@ -225,7 +223,7 @@ impl LinearCall<'_> {
         args.extend(scales.clone());
         args.extend(caches.then(|| cache_epilogue::args(self.spec)).into_iter().flatten());
         let source = CudaSource::new("linear_rows", &defines, &ROWS);
-        let blocks = [self.tiles(spans * COLUMNS) * MAX_PARTS, self.rows.div_ceil(rows), 1];
+        let blocks = [self.tiles(spans * COLUMNS), self.rows.div_ceil(rows), 1];
         let mut launch = grid(source, blocks, 32 * warps as u32, args)?;
         self.prefetch_weights(&mut launch, shared as u32);
         Ok(launch)

@@ -166,33 +166,3 @@ pub(crate) fn products_of_heads() -> Vec<KernelCase> {
     }
     cases
 }
-
-/// Linears of one row and of several whose tiles of 16 columns are more than 132 or 114 multiprocessors by one, by an eighth and by a half, and
-/// few of them.
-pub(crate) fn cut_tiles() -> Vec<KernelCase> {
-    let mut cases = Vec::new();
-    for (dtype, tokens) in [(DType::BF16, 1), (DType::F16, 5), (DType::BF16, 16)] {
-        for tiles in [1, 7, 40, 115, 133, 149, 165, 199] {
-            const DEPTH: usize = 264;
-            let columns = tiles * 16 - 3;
-            let what = format!("{dtype}, {tokens} x {DEPTH} x {columns}");
-            let row = |columns: usize| Type::tensor(dtype, [tokens, columns]);
-            cases.push(case("linear_add", &what, |g| {
-                let (x, r) = (g.step_input("x", row(DEPTH))?, g.step_input("r", row(columns))?);
-                let w = g.weight("w", Type::tensor(dtype, [columns, DEPTH]))?;
-                let y = g.linear(x, w)?;
-                Ok(vec![g.add(r, y)?])
-            }));
-            cases.push(case("linear_group", &what, |g| {
-                let x = g.step_input("x", row(DEPTH))?;
-                let widths = [("q", columns / 2), ("k", columns / 4), ("v", columns / 4)];
-                let each = widths.map(|(name, columns)| {
-                    let w = g.weight(name, Type::tensor(dtype, [columns, DEPTH]))?;
-                    g.linear(x, w)
-                });
-                each.into_iter().collect()
-            }));
-        }
-    }
-    cases
-}

@@ -190,12 +190,6 @@ fn weights_are_encoded_on_the_device_as_on_the_host() {
 }
 
 #[test]
-fn tiles_that_do_not_fill_a_turn_are_cut() {
-    let Some(gpu) = gpu() else { return };
-    hold(&gpu, &few::cut_tiles());
-}
-
-#[test]
 fn weights_in_blocks_are_multiplied_as_they_are_stored() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::blocks());
