@@ -1,6 +1,7 @@
 // What a step knows of its tokens: positions and slots, embedded rows, changed elements of tables, and which candidates
 // are accepted. Floor: a launch. Defines: LAYOUT with BLOCK, the tokens of a cache block; ACCEPT with DEPTH, the most
-// candidates of a path; TABLE_WRITE with ELEMENT, the type of an element; or EMBED with TABLE and D, dtypes of table and
+// candidates of a path; TABLE_WRITE with ELEMENT, the type of an element,
+// and OWN of `latest.cuh`, which is in front, the threads of a block; or EMBED with TABLE and D, dtypes of table and
 // rows.
 
 #if LAYOUT
@@ -51,21 +52,29 @@ extern "C" __global__ __launch_bounds__(256) void accept_candidates(
     for (int line = threadIdx.x; line < lines; line += blockDim.x) ends[line] = ends[line] == 1;
 }
 #elif TABLE_WRITE
-// Numbers: changes, places of the table, elements of a place. Blocks of a row of the grid make a change; of equal places the
-// last value stays.
-extern "C" __global__ __launch_bounds__(256) void table_write(
-    const ELEMENT* __restrict__ values, const int* __restrict__ places, ELEMENT* __restrict__ table, Numbers<3> n
+// Numbers: changes, places of the table, elements of a place, changes of a block, of which blocks of a column of the grid make each a
+// part. Of equal places the last value stays.
+extern "C" __global__ __launch_bounds__(OWN) void table_write(
+    const ELEMENT* __restrict__ values, const int* __restrict__ places, ELEMENT* __restrict__ table, Numbers<4> n
 ) {
+    __shared__ Latest latest;
+    __shared__ int place_of[OWN];
     others_may_begin();
+    latest.clear();
     after_others();
-    const int change = blockIdx.x, place = places[change];
-    if (place < 0 || place >= n.v[1]) return;
-    bool later = false;
-    for (int t = change + 1 + threadIdx.x; t < n.v[0]; t += blockDim.x) later |= places[t] == place;
-    if (__syncthreads_or(later)) return;
+    const int changes = (int)n.v[0], count = (int)n.v[3], first = blockIdx.x * count, behind = min(first + count, changes);
+    const int own = threadIdx.x;
+    int place = first + own < behind ? places[first + own] : -1;
+    if (place >= n.v[1]) place = -1;
+    const bool stays = latest.stays(place, own, places, behind, changes);
+    place_of[own] = stays ? place : -1;
+    __syncthreads();
     const i64 row = n.v[2];
-    for (i64 i = (i64)blockIdx.y * blockDim.x + threadIdx.x; i < row; i += (i64)gridDim.y * blockDim.x)
-        table[place * row + i] = values[change * row + i];
+    for (i64 i = (i64)blockIdx.y * OWN + own; i < (behind - first) * row; i += (i64)gridDim.y * OWN) {
+        // Several are short.
+        const int change = count > 1 ? (int)i / (int)row : 0;
+        if (place_of[change] >= 0) table[place_of[change] * row + i - change * row] = values[first * row + i];
+    }
 }
 #else
 // Numbers: rows of the table, elements of a row. A block makes a token.

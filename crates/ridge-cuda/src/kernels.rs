@@ -50,7 +50,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 42] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 43] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
@@ -89,6 +89,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 42] = [
     rope::ROPE,
     sampling::SAMPLE,
     sparse_attention::INDEX,
+    tokens::TABLE,
     tokens::TOKENS,
     training::LOSS,
     training::SUMS,

@@ -112,6 +112,7 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         few::sums_of_experts(),
         few::products_of_heads(),
         cases::cache_writes(),
+        cases::table_writes(),
         cache::projections().iter().map(|projections| projections.case(false)).collect(),
         convolution::convolutions(),
         mixer::mixers(),

@@ -8,6 +8,10 @@ use crate::kernel::{CudaKernel, CudaKernelSpec, CudaSource, KernelText, grid, in
 
 pub(super) const TOKENS: KernelText<'_> = KernelText::new(include_str!("../../kernels/tokens.cu")).early_launch();
 
+pub(super) const TABLE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/latest.cuh"), include_str!("../../kernels/tokens.cu")))
+        .early_launch();
+
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
         CudaKernelEntry::new(
@@ -50,7 +54,9 @@ fn accept_candidates(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
 }
 
 fn table_write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    /// Elements of a row that a block takes.
+    /// Threads of a block, and changes that it takes at most.
+    const OWN: usize = 256;
+    /// Elements that a block takes.
     const OF_BLOCK: usize = 2048;
     let (table, values) = (&spec.inputs[0], &spec.inputs[1]);
     let row = if values.shape.len() == 2 { table.shape[1] } else { 1 };
@@ -61,9 +67,11 @@ fn table_write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         2 => "unsigned short",
         _ => "unsigned char",
     };
-    let args = vec![input(1), input(2), output(0), numbers(&[changes, places, row])];
-    let source = CudaSource::new("table_write", &[("TABLE_WRITE", "1"), ("ELEMENT", element)], &TOKENS);
-    grid(source, [changes, row.div_ceil(OF_BLOCK).max(1), 1], 256, args)
+    let of_block = (OF_BLOCK / row.max(1)).clamp(1, OWN);
+    let args = vec![input(1), input(2), output(0), numbers(&[changes, places, row, of_block])];
+    let defines = [("TABLE_WRITE", "1"), ("ELEMENT", element), ("OWN", &*OWN.to_string())];
+    let source = CudaSource::new("table_write", &defines, &TABLE);
+    grid(source, [changes.div_ceil(of_block), row.div_ceil(OF_BLOCK).max(1), 1], OWN as u32, args)
 }
 
 fn embedding(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

@@ -113,10 +113,13 @@ pub(crate) fn cache_writes() -> Vec<KernelCase> {
         [(DType::BF16, DType::BF16, 128, 4), (DType::F32, DType::BF16, 80, 3), (DType::F16, DType::F16, 64, 33)];
     let mut cases = Vec::new();
     for (dtype, cache, dim, heads) in kinds {
-        for tokens in [1, 70] {
+        // The last are several rounds of a block.
+        for tokens in [1usize, 70, if heads > 32 { 850 } else { 4000 }] {
+            // Some slots are those of a later token, of the same block or of another.
+            let places = 2 * tokens.next_multiple_of(64);
             let mut case =
                 case("norm_rope_kv_write", &format!("{dtype} to {cache}, {tokens} x {heads} x {dim}"), |g| {
-                    let kv = g.state("kv", Type::state(cache, [8, 2, heads, 16, dim]))?;
+                    let kv = g.state("kv", Type::state(cache, [places / 16, 2, heads, 16, dim]))?;
                     let k = g.step_input("k", Type::tensor(dtype, [tokens, heads, dim]))?;
                     let v = g.step_input("v", Type::tensor(dtype, [tokens, heads, dim]))?;
                     let gain = g.weight("gain", Type::tensor(DType::BF16, [dim]))?;
@@ -128,7 +131,13 @@ pub(crate) fn cache_writes() -> Vec<KernelCase> {
                     let written = g.kv_write(kv, k, v, slots)?;
                     Ok(vec![g.state_read(written)?])
                 });
-            let slots = (0..tokens as i64).map(|t| if t == 3 { -1 } else { (t * 5 + 2) % 128 }).collect();
+            let slot = |t: usize| match t % 23 {
+                3 => -1,
+                5 => (t as i64 + 31) * 5 + 2,
+                9 => (t as i64 + 1) * 5 + 2,
+                _ => t as i64 * 5 + 2,
+            };
+            let slots = (0..tokens).map(|t| slot(t) % places as i64).collect();
             let positions = (0..tokens as i64).map(|t| t * 1000 + 7).collect();
             case.given = vec![
                 ("slots", Tensor::int(DType::I32, &[tokens], slots)),
@@ -136,6 +145,47 @@ pub(crate) fn cache_writes() -> Vec<KernelCase> {
             ];
             cases.push(case);
         }
+    }
+    cases
+}
+
+/// Elements and rows of a table, of whose places some come again among later ones.
+pub(crate) fn table_writes() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for (dtype, changes, width) in [
+        (DType::I32, 1, 1),
+        (DType::I32, 255, 1),
+        (DType::I64, 3003, 1),
+        (DType::BF16, 5002, 1),
+        (DType::F32, 45, 72),
+        (DType::BF16, 300, 7),
+        (DType::F32, 7, 2050),
+    ] {
+        let (rows, columns) = if width > 1 { (changes, width) } else { (changes, 16) };
+        let mut case = case("table_write", &format!("{dtype}, {changes} x {width}"), |g| {
+            let table = g.state("table", Type::state(dtype, [rows, columns]))?;
+            let of_rows = Type::tensor(dtype, [changes, width]);
+            let values = g.step_input("values", if width > 1 { of_rows } else { Type::tensor(dtype, [changes]) })?;
+            let places = g.step_input("places", Type::tensor(DType::I32, [changes]))?;
+            let written = g.table_write(table, values, places)?;
+            Ok(vec![g.state_read(written)?])
+        });
+        let all = (if width > 1 { rows } else { rows * columns }) as i64;
+        let place = |i: i64| match i % 11 {
+            4 => -1,
+            7 => all + i % 2,
+            // Of the next change, and of one of another block.
+            2 => (i + 1) * 37 % all,
+            8 => (i + 265) * 37 % all,
+            _ => i * 37 % all,
+        };
+        let numbered =
+            |shape: &[usize], first: i64| Tensor::int(dtype, shape, (first..).take(shape.iter().product()).collect());
+        case.given = vec![("places", Tensor::int(DType::I32, &[changes], (0..changes as i64).map(place).collect()))];
+        if !dtype.is_float() {
+            case.given.extend([("table", numbered(&[rows, columns], -70_000)), ("values", numbered(&[changes], 1))]);
+        }
+        cases.push(case);
     }
     cases
 }
@@ -229,7 +279,9 @@ fn linears_of(dtype: DType, rows: usize, depth: usize, columns: usize) -> Vec<Ke
 pub(crate) fn norms() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for (rows, width) in [(1, 8), (3, 264), (2, 4096), (5, 5120), (1, 16_384)] {
+        // The last three are many rows, of which the first are a warp's each.
+        for (rows, width) in [(1, 8), (3, 264), (2, 4096), (5, 5120), (1, 16_384), (2051, 8), (2050, 536), (2048, 1024)]
+        {
             let what = format!("{dtype}, {rows} x {width}");
             let row = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(dtype, [rows, width]));
             let gain = |g: &mut Builder| g.weight("gain", Type::tensor(DType::BF16, [width]));

@@ -263,6 +263,12 @@ fn keys_are_normed_and_rotated_on_their_way_to_the_cache() {
 }
 
 #[test]
+fn of_equal_places_of_a_table_the_last_value_stays() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases::table_writes());
+}
+
+#[test]
 fn products_of_few_tokens_write_keys_and_values_to_the_cache() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cache::projections().iter().map(|of| of.case(false)).collect::<Vec<_>>());
