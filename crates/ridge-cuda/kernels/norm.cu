@@ -1,11 +1,20 @@
 // Root-mean-square norm of rows, alone, after a residual addition, or opened by a gate. Floor: each row read and written once.
 // A block makes a row, or each of LINES warps one, which stays in registers; sums have an order that the row's length fixes.
-// Defines: D of x, r and their sum; O of the result; W of the weight; ADD, 0 or 1; GATE, 1 where the norm is multiplied by SiLU of a gate of G; VECTORS of 16 bytes that a thread holds; THREADS of a row; LINES.
+// Defines: D of x, r and their sum; O of the result; W of the weight; ADD, 0 or 1; GATE, 1 where the norm is multiplied by SiLU of a gate
+// of G; VECTORS of 16 bytes that a thread holds; THREADS of a row; LINES; WHOLE, 1 where all of a row's threads hold VECTORS.
 // Numbers: elements of a row, rows.
 
 #define WIDE (16 / (int)sizeof(D::Raw))
 
 union Vector { uint4 whole; D::Raw part[WIDE]; };
+
+// A norm, rounded to D on its way to O.
+template <class From, class To> struct Rounded {
+    __device__ static typename To::Raw store(float x) { return To::store(From::wrap(x)); }
+};
+template <class To> struct Rounded<To, To> {
+    __device__ static typename To::Raw store(float x) { return To::store(x); }
+};
 
 extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
@@ -22,17 +31,16 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const int at = (v * THREADS + thread) * WIDE;
-        if (at >= row) continue;
+        if (!WHOLE && at >= row) continue;
         a[v].whole = *(const uint4*)(x + base + at);
         if (ADD) b[v].whole = *(const uint4*)(r + base + at);
         if (GATE) gates[v] = elements_at<G, WIDE>(gate + base + at);
     }
-    float held[VECTORS][WIDE];
     float square = 0.0f;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const int at = (v * THREADS + thread) * WIDE;
-        if (at >= row) continue;
+        if (!WHOLE && at >= row) continue;
         if (ADD) {
 #pragma unroll
             for (int i = 0; i < WIDE; ++i) a[v].part[i] = D::store(D::load(a[v].part[i]) + D::load(b[v].part[i]));
@@ -40,8 +48,8 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
         }
 #pragma unroll
         for (int i = 0; i < WIDE; ++i) {
-            held[v][i] = D::load(a[v].part[i]);
-            square += held[v][i] * held[v][i];
+            const float x = D::load(a[v].part[i]);
+            square += x * x;
         }
     }
 #if LINES > 1
@@ -54,17 +62,20 @@ extern "C" __global__ __launch_bounds__(THREADS * LINES, 1) void rms_norm(
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const int at = (v * THREADS + thread) * WIDE;
-        if (at >= row) continue;
+        if (!WHOLE && at >= row) continue;
+        // Converted again: what the sum took of all vectors would take twice the registers.
+        asm volatile("" : "+r"(a[v].whole.x), "+r"(a[v].whole.y), "+r"(a[v].whole.z), "+r"(a[v].whole.w));
         const Elements<W, WIDE> gain = elements_at<W, WIDE>(weight + at);
         Elements<O, WIDE> made;
 #pragma unroll
         for (int i = 0; i < WIDE; ++i) {
-            float normed = D::wrap(held[v][i] * scale * W::load(gain.part[i]));
+            const float normed = D::load(a[v].part[i]) * scale * W::load(gain.part[i]);
             if (GATE) {
                 const float opened = G::load(gates[v].part[i]);
-                normed = opened * op_sigmoid(opened) * normed;
+                made.part[i] = O::store(opened * op_sigmoid(opened) * D::wrap(normed));
+            } else {
+                made.part[i] = Rounded<D, O>::store(normed);
             }
-            made.part[i] = O::store(normed);
         }
         *(Elements<O, WIDE>*)(out + base + at) = made;
     }

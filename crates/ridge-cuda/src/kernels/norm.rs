@@ -100,8 +100,7 @@ pub(super) fn launch(
     let threads = threads_of(vectors);
     // Short rows, as those of heads, by a warp each.
     let lines = if threads == 32 && rows >= LINES { LINES } else { 1 };
-    let (each, threads_text) = (vectors.div_ceil(threads).to_string(), threads.to_string());
-    let lines_text = lines.to_string();
+    let [each, threads_text, lines_text] = [vectors.div_ceil(threads), threads, lines].map(|n| n.to_string());
     let flag = |on: bool| if on { "1" } else { "0" };
     let defines = [
         ("D", name(x.dtype)),
@@ -113,6 +112,7 @@ pub(super) fn launch(
         ("VECTORS", &each),
         ("THREADS", &threads_text),
         ("LINES", &lines_text),
+        ("WHOLE", flag(vectors.is_multiple_of(threads))),
     ];
     let eps = LaunchArg::Float(op.eps as f32);
     let args = vec![input(norm.x), input(last - 1), input(last), input(gate), out, sum, eps, numbers(&[row, rows])];
