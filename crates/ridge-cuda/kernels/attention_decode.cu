@@ -32,6 +32,8 @@ typedef D::Raw Stored;
 // Steps up to which a unit is no later as a whole than in pieces that are put together.
 #define SHORT 4
 #define MASKED -1.0e30f
+// Tokens of a lane of which what is known of them is loaded at once, on the way to the prefix sums: those among prompts are few of many.
+#define BATCH (SOME_APART ? 8 : 1)
 // Rows of a tile that are heads: the upper half of a matrix tile is empty for 8 heads or fewer.
 #define HALVES (HEADS > 8 ? 2 : 1)
 // Eight rows' chunks must be in different banks: turned where a row is a multiple of 128 bytes, else by an odd stride.
@@ -141,39 +143,69 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     auto first_of = [&](int position) { return WINDOW > 0 ? max(0, position - WINDOW + 1) : 0; };
     auto end_of = [&](int id, int position) { return id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK); };
 
-    // Prefix sums of steps: a range of tokens to a warp, a token to a lane at a time.
+    // Prefix sums of steps: a range of tokens to a warp, BATCH of them to a lane at a time.
     const int each = (tokens + WARPS * 32 - 1) / (WARPS * 32) * 32, from = warp * each, to = min(from + each, tokens);
     int sum = 0;
-    bool longer = false;
-    for (int t = from + lane; t < from + each; t += 32) {
-        const int id = t < to ? ids[t] : -2;
-        int own = 0, scan;
-        // Runs as long as a warp are not few.
-        if (PROMPTS || !FEW || !__all_sync(~0u, id == __shfl_sync(~0u, id, 0))) {
-#if SOME_APART
-            const bool taken = t < to && is_apart(ids, positions, prompts, tokens, t);
-#else
-            const bool taken = t < to;
+    bool longer = false, empty = false;
+#pragma unroll 1
+    for (int start = from; start < to; start += BATCH * 32) {
+        int id[BATCH], position[BATCH];
+        bool taken[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const int t = start + b * 32 + lane;
+            taken[b] = t < to;
+            // Runs go on behind what is this warp's.
+            id[b] = t < (FEW && !PROMPTS ? tokens : to) ? ids[t] : -1;
+#if PROMPTS || !FEW
+            position[b] = taken[b] ? positions[t] : 0;
 #endif
-            if (taken) {
-                const int position = positions[t], seen = end_of(id, position) - first_of(position);
+        }
+#if PROMPTS
+        int prompt[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) prompt[b] = id[b] >= 0 ? prompts[id[b]] : 0;
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) taken[b] = id[b] >= 0 && position[b] >= prompt[b];
+#elif FEW
+        u32 edges[BATCH + 2];
+        edges_of<BATCH>(edges, ids, tokens, start, id);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            taken[b] = taken[b] && run_at(edges + b) < FEW;
+            position[b] = taken[b] ? positions[start + b * 32 + lane] : 0;
+        }
+#endif
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            if (start + b * 32 >= to) break;
+            int own = 0;
+            if (taken[b]) {
+                const int seen = end_of(id[b], position[b]) - first_of(position[b]);
                 own = max(0, (seen + GRAIN - 1) / GRAIN) * units;
                 longer |= own > SHORT * units;
+                empty |= own == 0;
             }
-            scan = own;
+            int scan = own;
+            if (!SOME_APART || __any_sync(~0u, own > 0)) {
 #pragma unroll
-            for (int step = 1; step < 32; step <<= 1) {
-                const int other = __shfl_up_sync(~0u, scan, step);
-                if (lane >= step) scan += other;
+                for (int step = 1; step < 32; step <<= 1) {
+                    const int other = __shfl_up_sync(~0u, scan, step);
+                    if (lane >= step) scan += other;
+                }
             }
-        } else {
-            scan = 0;
+            if (start + b * 32 + lane < to) before[start + b * 32 + lane] = sum + scan - own;
+            sum += __shfl_sync(~0u, scan, 31);
         }
-        if (t < to) before[t] = sum + scan - own;
-        sum += __shfl_sync(~0u, scan, 31);
     }
     if (lane == 0) sums[warp] = sum;
+#if SOME_APART
+    const bool any_empty = __syncthreads_or(empty);
+#else
+    // It is seen in the end.
+    const bool any_empty = true;
     __syncthreads();
+#endif
     int base = 0;
     for (int w = 0; w < warp; ++w) base += sums[w];
     if (base > 0)
@@ -204,7 +236,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         }
         return token;
     };
-    int token = token_at(low);
+    if (low == high && !any_empty) return;
+    int token = low < high ? token_at(low) : 0;
 #if PAIRS
     int rotated_at = -1;
 #endif
@@ -664,7 +697,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         at = stop;
     }
     // Tokens that see nothing, such as those that fill up a bucket, have no steps. Their results are zeros.
-    for (int first = blockIdx.x + warp * 32 * gridDim.x; first < tokens; first += WARPS * 32 * gridDim.x) {
+    for (int first = blockIdx.x + warp * 32 * gridDim.x; any_empty && first < tokens; first += WARPS * 32 * gridDim.x) {
         const int t = first + lane * gridDim.x;
         bool empty = t < tokens && before[t] == before[t + 1];
 #if SOME_APART

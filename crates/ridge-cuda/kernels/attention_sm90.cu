@@ -78,7 +78,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) {
             barrier_init(item_full + 8 * s, 32);
-            barrier_init(item_free + 8 * s, CONSUMERS + (CODED ? PRODUCERS : 64));
+            barrier_init(item_free + 8 * s, 128 * CONSUMERS + (CODED ? PRODUCERS : 64));
         }
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(k_full + 8 * s, CODED ? PRODUCERS : 1);
@@ -445,9 +445,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
             const int head = at % heads, token = token_of(at);
             const int position[2] = {item.position[first_row], item.position[first_row + 8]};
 #endif
-            // All of this warpgroup has read the item.
+            // Each thread has read the item, and says so for itself: racecheck knows nothing of reads that a named barrier orders before
+            // another thread's arrival. The warpgroup meets since of_rows, too, is written again for the next item.
             group_wait(4 + own, 128);
-            if (threadIdx.x % 128 == 0) barrier_arrive(item_free + 8 * slot);
+            barrier_arrive(item_free + 8 * slot);
 #pragma unroll
             for (int y = 0; y < 2; ++y) {
                 total[y] += __shfl_xor_sync(~0u, total[y], 1);
