@@ -48,18 +48,18 @@ pub(super) fn is_listed(names: &[String], module: &str) -> bool {
         let ends = module.match_indices('.').map(|(at, _)| at).chain([module.len()]);
         ends.into_iter().any(|end| matches(name, &module[..end]))
     };
-    names.iter().any(|name| begins(name) || module.ends_with(name.as_str()))
+    names.iter().any(|name| match name.strip_suffix('$') {
+        Some(whole) => matches(whole, module),
+        None => begins(name) || module.ends_with(name.as_str()),
+    })
 }
 
-/// An entry of a list as a name with `*` for any characters. A regular expression is matched from the beginning.
+/// An entry of a list as a name with `*` for any characters, and `$` behind it if it is to be a whole one. A regular expression is matched from
+/// the beginning.
 fn pattern(entry: &str) -> String {
     let Some(expression) = entry.strip_prefix("re:") else { return entry.to_owned() };
-    let (whole, expression) = match expression.strip_suffix('$') {
-        Some(expression) => (true, expression),
-        None => (false, expression),
-    };
     let name = expression.trim_start_matches('^').replace(".*", "*").replace("\\.", ".");
-    if whole || name.ends_with('*') { name } else { name + "*" }
+    if name.ends_with(['*', '$']) { name } else { name + "*" }
 }
 
 #[cfg(test)]
