@@ -43,6 +43,7 @@ static float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
 static long long __float2ll_rz(float x) {
     return x >= 9223372036854775808.0f ? 0x7fffffffffffffffll : x < -9223372036854775808.0f ? -0x7fffffffffffffffll - 1 : (long long)x;
 }
+static float __fdividef(float a, float b) { return a / b; }
 static float __ll2float_rn(long long x) { return (float)x; }
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 template <class T> static T __shfl_xor_sync(unsigned, T x, int) { return x; }
