@@ -6,7 +6,7 @@
 #if ROUTER
 // A warp makes a token. Numbers: tokens.
 extern "C" __global__ __launch_bounds__(128) void moe_router(
-    const D::Raw* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ ids, float* __restrict__ weights,
+    const D::Raw* __restrict__ logits, const OFFSET_TYPE::Raw* __restrict__ bias, int* __restrict__ ids, float* __restrict__ weights,
     float scale, Numbers<1> n
 ) {
     others_may_begin();

@@ -11,9 +11,8 @@ union Vector { uint4 whole; D::Raw part[WIDE]; };
 // Floor: the router's weights over bandwidth; in truth the latencies of a launch, of two sums over a block, and of the
 // blocks' meeting. A block makes the logits of WARPS experts for a token, a warp each, from x, which every block norms for itself; the
 // last of the blocks chooses. Weights are read while the launch before ends.
-// Defines: D; NORM_TYPE of the norm's weight; HIDDEN, whole vectors; EXPERTS; TOP_K, at most 32; TOKENS, the most there are;
-// SIGMOID, NORMALISE; OFFSET, 1 where `more` is added to the logits; BIAS, 1 where it is added to the scores that experts are chosen by;
-// OFFSET_TYPE, its dtype.
+// Defines: D; NORM_TYPE of the norm's weight; HIDDEN, whole vectors; TOKENS, the most there are; OFFSET, 1 where `more`, of OFFSET_TYPE,
+// is added to the logits; what `choose.cuh` takes, which adds it to the scores that experts are chosen by if BIAS is 1.
 // Numbers: tokens. `counter` is 0, and is 0 again in the end; `logits` has a place for each of each token.
 #define WARPS 8
 #define LANE_VECTORS ((HIDDEN / WIDE + 31) / 32)

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-use ridge_graph::ops::{ExpertPermutation, MoeRouter};
-use ridge_graph::{DType, Function, Op};
+use ridge_graph::ops::{ExpertGroups, ExpertPermutation, MoeRouter};
+use ridge_graph::{DType, Function};
 
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
@@ -21,13 +21,9 @@ pub(super) fn entries() -> [KernelEntry; 4] {
     ]
 }
 
-/// All experts are chosen from.
+/// What is added to scores for the choice is read in f32.
 fn chooses(body: &Function) -> bool {
-    let wide = body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32);
-    wide && body.nodes.iter().any(|node| match &node.op {
-        Op::Composite(op) => op.downcast::<MoeRouter>().is_some_and(|op| op.groups.is_none()),
-        _ => false,
-    })
+    body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32)
 }
 
 struct Router {
@@ -53,7 +49,7 @@ impl CpuKernel for Router {
     }
 
     fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
-        let [scores, order] = scratch.slices::<f32, 2>([self.experts; 2]);
+        let [scores, order, spare] = scratch.slices::<f32, 3>([self.experts; 3]);
         let k = self.op.top_k;
         for token in tokens {
             // SAFETY: these rows are this piece's alone.
@@ -75,6 +71,9 @@ impl CpuKernel for Router {
             }
             if self.op.bias {
                 simd::add(order, &io.input::<f32>(1)[..self.experts]);
+            }
+            if let Some(groups) = self.op.groups {
+                keep_groups(order, groups, spare);
             }
             choose(order, ids);
             for (weight, id) in weights.iter_mut().zip(ids.iter()) {
@@ -103,6 +102,33 @@ fn choose(order: &mut [f32], ids: &mut [i32]) {
         ids[i] = best as i32;
     }
 }
+
+/// Puts experts outside of the groups that are kept below all others: of equal groups the first are kept, and those of a NaN last.
+fn keep_groups(order: &mut [f32], by: ExpertGroups, spare: &mut [f32]) {
+    let size = order.len() / by.count;
+    spare.copy_from_slice(order);
+    for group in spare.chunks_mut(size) {
+        let mut sum = 0.0;
+        for _ in 0..by.best.min(size) {
+            let best = group.iter_mut().filter(|x| !x.is_nan()).reduce(|best, x| if *x > *best { x } else { best });
+            sum += best.map_or(f32::NAN, |best| std::mem::replace(best, f32::NAN));
+        }
+        group[0] = sum;
+    }
+    let of_group = |group: usize| spare[group * size];
+    for (own, scores) in order.chunks_mut(size).enumerate() {
+        let is_before = |other: usize| match of_group(other).partial_cmp(&of_group(own)) {
+            Some(order) => order.is_gt() || (order.is_eq() && other < own),
+            None => !of_group(other).is_nan() || (of_group(own).is_nan() && other < own),
+        };
+        if (0..by.count).filter(|other| is_before(*other)).count() >= by.kept {
+            scores.fill(LOWEST);
+        }
+    }
+}
+
+/// Below every score.
+const LOWEST: f32 = -3.0e38;
 
 struct Permutation {
     experts: usize,

@@ -25,19 +25,36 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     ]
 }
 
-/// Experts of a token, and experts in all, that a warp has room for.
+/// Experts of a token, their groups, and experts in all, that a warp has room for.
 const MAX_TOP_K: usize = 32;
+const MAX_GROUPS: usize = 32;
 const MAX_EXPERTS: usize = 512;
 
-/// All experts are chosen from, and fit a warp.
+/// Do the experts, and their groups, fit a warp?
 pub(super) fn chooses(op: &MoeRouter, experts: usize) -> bool {
-    op.groups.is_none() && op.top_k <= MAX_TOP_K && (1..=MAX_EXPERTS).contains(&experts)
+    op.groups.is_none_or(|by| by.count <= MAX_GROUPS) && op.top_k <= MAX_TOP_K && (1..=MAX_EXPERTS).contains(&experts)
 }
 
 fn supports(body: &Function) -> bool {
     let experts = body.args[0].ty.shape.0.last().and_then(Dim::as_const);
-    body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32)
-        && composite::<MoeRouter>(body).zip(experts).is_some_and(|(op, experts)| chooses(op, experts))
+    composite::<MoeRouter>(body).zip(experts).is_some_and(|(op, experts)| chooses(op, experts))
+}
+
+/// What `kernels/choose.cuh` is told of a router that chooses among so many experts by a bias of `offset`.
+pub(super) fn choice(op: &MoeRouter, experts: usize, offset: DType) -> [(&'static str, String); 9] {
+    let (count, kept, best) = op.groups.map_or((1, 1, 1), |by| (by.count, by.kept, by.best.min(experts / by.count)));
+    let flag = |on: bool| flag(on).to_owned();
+    [
+        ("EXPERTS", experts.to_string()),
+        ("TOP_K", op.top_k.to_string()),
+        ("SIGMOID", flag(op.sigmoid)),
+        ("NORMALISE", flag(op.normalise)),
+        ("BIAS", flag(op.bias)),
+        ("OFFSET_TYPE", name(offset).to_owned()),
+        ("EXPERT_GROUPS", count.to_string()),
+        ("KEPT", kept.to_string()),
+        ("BEST", best.to_string()),
+    ]
 }
 
 pub(super) fn flag(on: bool) -> &'static str {
@@ -48,18 +65,12 @@ fn router(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<MoeRouter>().ok_or("no moe_router in the group")?;
     let logits = &spec.inputs[0];
     let (tokens, experts) = (logits.shape[0], logits.shape[1]);
-    let defines = [
-        ("ROUTER", "1"),
-        ("D", name(logits.dtype)),
-        ("EXPERTS", &*experts.to_string()),
-        ("TOP_K", &*op.top_k.to_string()),
-        ("SIGMOID", flag(op.sigmoid)),
-        ("NORMALISE", flag(op.normalise)),
-        ("BIAS", flag(op.bias)),
-        ("OFFSET_TYPE", "F32"),
-    ];
     // Where there is no bias, any address will do.
-    let bias = input(usize::from(op.bias));
+    let more = usize::from(op.bias);
+    let choice = choice(op, experts, spec.inputs[more].dtype);
+    let mut defines = vec![("ROUTER", "1"), ("D", name(logits.dtype))];
+    defines.extend(choice.iter().map(|(name, value)| (*name, value.as_str())));
+    let bias = input(more);
     let scale = LaunchArg::Float(op.scale as f32);
     let args = vec![input(0), bias, output(0), output(1), scale, numbers(&[tokens])];
     grid(CudaSource::new("moe_router", &defines, &ROUTER), [tokens.div_ceil(4), 1, 1], 128, args)

@@ -4,7 +4,7 @@ use ridge_graph::ops::{ExpertCombine, ExpertPermutation, GroupedLinear, Linear, 
 use ridge_graph::{Composite, DType, Dim, Function, Op, Type};
 
 use super::entry::CudaKernelEntry;
-use super::experts::{chooses, flag};
+use super::experts::{choice, chooses, flag};
 use super::norm;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, composite,
@@ -19,14 +19,13 @@ pub(super) const FEW: KernelText<'_> = KernelText::new(include_str!("../../kerne
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let norm = "linear(*rms_norm(*add(x, r), w), g";
-    let routes = [
+    let routers = [
         ("expert_route", format!("expert_permutation(*moe_router({norm})), seq_ids)"), 0),
         ("expert_route_biased", format!("expert_permutation(*moe_router({norm}), bias), seq_ids)"), 1),
         ("expert_route_offset", format!("expert_permutation(*moe_router({norm}, b)), seq_ids)"), 1),
     ];
-    let routes = routes.into_iter().map(|(name, pattern, more)| {
-        let supports = if more == 0 { routes_alone } else { routes_with_more };
-        CudaKernelEntry::new(name, &pattern, supports, move |spec| route(spec, more)).where_it_pays(few_tokens)
+    let routers = routers.into_iter().map(|(name, pattern, more)| {
+        CudaKernelEntry::new(name, &pattern, routes, move |spec| route(spec, more)).where_it_pays(few_tokens)
     });
     let sums = [
         CudaKernelEntry::new(
@@ -50,7 +49,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     ];
     let sums = sums.into_iter().map(|entry| entry.where_it_pays(few_pairs));
     // Few rows are summed in an order of their own.
-    routes.chain(sums).map(CudaKernelEntry::numerics_by_extents).collect()
+    routers.chain(sums).map(CudaKernelEntry::numerics_by_extents).collect()
 }
 
 /// Tokens up to which these kernels are quicker than others.
@@ -71,7 +70,7 @@ fn constant(dim: Dim) -> usize {
 }
 
 /// Inputs of the patterns of a router: x, what is added to it, the norm's weight, the router's; what there is more of; sequences.
-fn routes(body: &Function, more: usize) -> bool {
+fn routes(body: &Function) -> bool {
     let ty = |i: usize| &body.args[i].ty;
     let (x, w) = (ty(0), ty(3));
     let fits = *x == *ty(1)
@@ -82,22 +81,11 @@ fn routes(body: &Function, more: usize) -> bool {
         && norm::wide(x)
         && constant(x.shape.last()) <= MOST_HIDDEN;
     let plain = body.args.iter().all(|arg| arg.ty.format.is_none());
-    let (bias, router) = (more == 1 && linear(body).is_some_and(|l| !l.bias), composite::<MoeRouter>(body));
+    let router = composite::<MoeRouter>(body);
     let experts = w.shape.0[0].as_const();
     // The pairs are sorted by all experts of the router, and no others.
     let sorts = composite::<ExpertPermutation>(body).is_some_and(|op| Some(op.experts) == experts);
-    fits && plain
-        && sorts
-        && router.zip(experts).is_some_and(|(op, experts)| chooses(op, experts))
-        && (!bias || ty(4).dtype == DType::F32)
-}
-
-fn routes_alone(body: &Function) -> bool {
-    routes(body, 0)
-}
-
-fn routes_with_more(body: &Function) -> bool {
-    routes(body, 1)
+    fits && plain && sorts && router.zip(experts).is_some_and(|(op, experts)| chooses(op, experts))
 }
 
 fn linear(body: &Function) -> Option<&Linear> {
@@ -151,24 +139,19 @@ fn route(spec: &CudaKernelSpec<'_>, more: usize) -> Result<CudaKernel, String> {
     let (x, w) = (&spec.inputs[0], &spec.inputs[3]);
     let [tokens, hidden] = x.shape[..] else { return Err("x must have two axes".into()) };
     let experts = w.shape[0];
-    let texts = [hidden, experts, router.top_k, tokens.next_power_of_two()].map(|n| n.to_string());
-    let [hidden_text, experts_text, top_k_text, tokens_text] = texts.each_ref().map(String::as_str);
+    let [hidden_text, tokens_text] = [hidden, tokens.next_power_of_two()].map(|n| n.to_string());
     // Where there is nothing more, any address will do.
     let more_at = 3 + more;
-    let defines = [
+    let choice = choice(router, experts, spec.inputs[more_at].dtype);
+    let mut defines = vec![
         ("ROUTE", "1"),
         ("D", name(x.dtype)),
         ("NORM_TYPE", name(spec.inputs[2].dtype)),
-        ("HIDDEN", hidden_text),
-        ("EXPERTS", experts_text),
-        ("TOP_K", top_k_text),
-        ("TOKENS", tokens_text),
-        ("SIGMOID", flag(router.sigmoid)),
-        ("NORMALISE", flag(router.normalise)),
+        ("HIDDEN", &*hidden_text),
+        ("TOKENS", &*tokens_text),
         ("OFFSET", flag(offset)),
-        ("BIAS", flag(router.bias)),
-        ("OFFSET_TYPE", name(spec.inputs[more_at].dtype)),
     ];
+    defines.extend(choice.iter().map(|(name, value)| (*name, value.as_str())));
     let mut args: Vec<LaunchArg> = (0..4).chain([more_at, 4 + more]).map(input).collect();
     args.extend((0..7).map(output));
     let at = |slot: SlotOffset| LaunchArg::Pointer(slot.0, slot.1);

@@ -1,6 +1,6 @@
 //! Graphs of which kernels for few rows claim more than those for many.
 
-use ridge_graph::ops::MoeRouter;
+use ridge_graph::ops::{ExpertGroups, MoeRouter};
 use ridge_graph::sample::Rng;
 use ridge_graph::{DType, Sym, Tensor, Type};
 
@@ -9,20 +9,26 @@ use crate::cases::{KernelCase, case};
 /// Routers from the residual addition to the order of the pairs, in one launch for few tokens and in four for many.
 pub(crate) fn routers() -> Vec<KernelCase> {
     let mut cases = Vec::new();
-    // Of sigmoids or not, with a bias for the choice, with something added to the logits.
+    // Of sigmoids or not, with a bias for the choice, with something added to the logits; how many of a group's best scores are summed.
     let kinds = [
-        ("expert_route", [false, false, false]),
-        ("expert_route", [true, false, false]),
-        ("expert_route_biased", [true, true, false]),
-        ("expert_route_biased", [false, true, false]),
-        ("expert_route_offset", [false, false, true]),
+        ("expert_route", [false, false, false], None),
+        ("expert_route", [true, false, false], None),
+        ("expert_route_biased", [true, true, false], None),
+        ("expert_route_biased", [false, true, false], None),
+        ("expert_route_offset", [false, false, true], None),
+        ("expert_route", [false, false, false], Some(1)),
+        ("expert_route_biased", [true, true, false], Some(2)),
     ];
     let shapes =
         [(1, 2048, 128, 8), (3, 264, 40, 6), (16, 2880, 32, 4), (2, 72, 5, 5), (1, 7168, 256, 8), (21, 264, 40, 6)];
-    for (kernel, [sigmoid, bias, offset]) in kinds {
+    for (kernel, [sigmoid, bias, offset], best) in kinds {
         for (i, (tokens, hidden, experts, top_k)) in shapes.into_iter().enumerate() {
             let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
             let normalise = i % 3 != 1;
+            // Groups of as many as 32 and of one.
+            let count = [4, 8, 16, 5, 8, 20][i];
+            let groups =
+                best.map(|best| ExpertGroups { count, kept: count.div_ceil(2).max(top_k * count / experts), best });
             let mut case = case(kernel, &format!("{dtype}, {tokens} x {hidden}, {top_k} of {experts}"), |g| {
                 let row = Type::tensor(dtype, [tokens, hidden]);
                 let (x, r) = (g.step_input("x", row.clone())?, g.step_input("r", row)?);
@@ -34,7 +40,7 @@ pub(crate) fn routers() -> Vec<KernelCase> {
                 let sum = g.add(x, r)?;
                 let y = g.rms_norm(sum, gain, 1e-5)?;
                 let logits = g.linear_bias(y, w, b)?;
-                let router = MoeRouter { top_k, sigmoid, normalise, scale: 1.5, bias, groups: None };
+                let router = MoeRouter { top_k, sigmoid, normalise, scale: 1.5, bias, groups };
                 let (ids, shares) = g.moe_router(logits, more, router)?;
                 let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, experts)?;
                 Ok(vec![rows, places, offsets, ids, shares, y, sum])

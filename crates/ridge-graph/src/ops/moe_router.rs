@@ -176,20 +176,22 @@ impl Builder {
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let groups = |count, kept, best| Some(ExpertGroups { count, kept, best });
     let plain = MoeRouter { top_k: 2, sigmoid: false, normalise: true, scale: 1.0, bias: false, groups: None };
+    let biased = MoeRouter { sigmoid: true, bias: true, ..plain };
+    // Tokens, experts, the choice, and what a bias is of: kernels may take those of f32 alone.
     let cases = [
-        (0, 4, plain),
-        (1, 1, MoeRouter { top_k: 1, ..plain }),
-        (7, 8, plain),
-        (5, 33, MoeRouter { top_k: 8, normalise: false, ..plain }),
-        (6, 16, MoeRouter { top_k: 3, sigmoid: true, scale: 2.5, bias: true, groups: groups(4, 2, 2), ..plain }),
-        (5, 12, MoeRouter { top_k: 2, scale: 16.0, normalise: false, groups: groups(3, 2, 1), ..plain }),
-        (3, 8, MoeRouter { top_k: 8, sigmoid: true, ..plain }),
-        (5, 12, MoeRouter { top_k: 4, sigmoid: true, bias: true, ..plain }),
+        (0, 4, plain, DType::F32),
+        (1, 1, MoeRouter { top_k: 1, ..plain }, DType::F32),
+        (7, 8, plain, DType::F32),
+        (5, 33, MoeRouter { top_k: 8, normalise: false, ..plain }, DType::F32),
+        (6, 16, MoeRouter { top_k: 3, scale: 2.5, groups: groups(4, 2, 2), ..biased }, dtype),
+        (3, 64, MoeRouter { top_k: 6, scale: 2.5, groups: groups(8, 3, 2), ..biased }, DType::F32),
+        (5, 12, MoeRouter { top_k: 2, scale: 16.0, normalise: false, groups: groups(3, 2, 1), ..plain }, DType::F32),
+        (4, 6, MoeRouter { top_k: 2, sigmoid: true, groups: groups(6, 3, 2), ..plain }, DType::F32),
+        (3, 8, MoeRouter { top_k: 8, sigmoid: true, ..plain }, DType::F32),
+        (5, 12, MoeRouter { top_k: 4, ..biased }, DType::F32),
     ];
-    let sample = |(tokens, experts, op): (usize, usize, MoeRouter)| {
+    let sample = |(tokens, experts, op, of_bias): (usize, usize, MoeRouter, DType)| {
         let sample = Sample::new(op).input(rng.normal(dtype, &[tokens, experts]));
-        // The kernels take those of f32.
-        let of_bias = if op.groups.is_some() { dtype } else { DType::F32 };
         if op.bias { sample.input(rng.normal(of_bias, &[experts])) } else { sample }
     };
     cases.into_iter().map(sample).collect()
