@@ -71,7 +71,9 @@ impl WeightSource {
             let takes = matches!(ty.shape.rank(), 2 | 3) && layers.as_ref().is_none_or(|layers| layers.contains(name));
             let quantised = format.filter(|f| takes && f.check(&ty.shape).is_ok());
             let published = || match self {
-                Self::RandomAsPublished(config) => config.published_format(name).filter(|f| f.check(&ty.shape).is_ok()),
+                Self::RandomAsPublished(config) => {
+                    config.published_format(name).filter(|f| ty.shape.rank() > 1 && f.check(&ty.shape).is_ok())
+                }
                 _ => self.format(name).cloned(),
             };
             Some(match quantised.cloned().or_else(published) {

@@ -10,7 +10,7 @@ use ridge_graph::{DType, FormatRef};
 
 use super::parts::Rows;
 use super::rearrange::{How, Rearranged};
-use super::repack::{CODE_BYTES, PublishedMxfp4};
+use super::repack::{CODE_BYTES, Repacked};
 use super::tensors::{Checkpoint, StoredTensor};
 use crate::error::Result;
 
@@ -62,14 +62,10 @@ impl Checkpoint {
         if (exponents.dtype, &published[..]) != (DType::U8, wanted) {
             return Err(format!("needs exponents u8{wanted:?}, but has {}{published:?}", exponents.dtype));
         }
-        let file = Arc::clone(&self.shards[exponents.shard].bytes);
-        let how = How::Mxfp4(PublishedMxfp4 {
-            file,
-            exponents: exponents.range.clone(),
-            blocks: shape[shape.len() - 1] / Mxfp4::ELEMENTS,
-            rows: Rows::range(0, shape[..shape.len() - 1].iter().product()),
-        });
-        let rearranged = Some(Arc::new(Rearranged::new(how)));
+        let blocks = shape[shape.len() - 1] / Mxfp4::ELEMENTS;
+        let how = Arc::new(Repacked::Mxfp4 { exponents: self.in_file(exponents), blocks });
+        let rows = Rows::range(0, shape[..shape.len() - 1].iter().product());
+        let rearranged = Some(Arc::new(Rearranged::new(How::Blocks { how, rows })));
         Ok(StoredTensor { dtype: DType::F32, format: Some(FormatRef::new(Mxfp4)), shape, rearranged, ..codes })
     }
 }

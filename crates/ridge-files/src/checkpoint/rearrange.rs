@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use ridge_graph::DType;
 
 use super::parts::Rows;
-use super::repack::PublishedMxfp4;
+use super::repack::Repacked;
 use crate::bytes::FileBytes;
 
 /// Which row of a head of `rows` rows is at `i` once the halves of the head are interleaved: the inverse of how
@@ -41,8 +41,8 @@ pub(super) enum How {
     Joined(Vec<Joined>),
     /// Floats of this type as f32, all of them so many times.
     Widened { dtype: DType, times: usize },
-    /// Rows of MXFP4 blocks, of codes and their exponents.
-    Mxfp4(PublishedMxfp4),
+    /// Rows of blocks that are made of codes and what lies beside them.
+    Blocks { how: Arc<Repacked>, rows: Rows },
 }
 
 /// A tensor that is joined with others.
@@ -90,7 +90,7 @@ impl Rearranged {
     /// These rows of what is divided in rows itself; nothing of what is not.
     pub(super) fn of_rows(&self, rows: Rows) -> Option<Self> {
         match &self.how {
-            How::Mxfp4(blocks) => Some(Self::new(How::Mxfp4(blocks.of_rows(rows)))),
+            How::Blocks { how, .. } => Some(Self::new(How::Blocks { how: Arc::clone(how), rows })),
             _ => None,
         }
     }
@@ -132,7 +132,7 @@ impl Rearranged {
             }
             How::Widened { dtype, times } => DType::F32.encode(dtype.decode(published)).repeat(*times),
             How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
-            How::Mxfp4(blocks) => blocks.bytes(published),
+            How::Blocks { how, rows } => how.bytes(published, rows),
         }
     }
 }

@@ -1,67 +1,214 @@
-//! Repacking published MXFP4 codes and exponents into blocks of the format `mxfp4`; see `mxfp4.rs` for both layouts.
+//! Repacking published codes into blocks of a format, whose scales and codes lie side by side: see `mxfp4.rs` and `int4.rs` for what is
+//! published.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use ridge_graph::format::{BlockFormat as _, Mxfp4};
+use ridge_graph::DType;
+use ridge_graph::format::{BlockFormat as _, Mxfp4, Q4_0, Q4_1};
 
 use super::parts::Rows;
 use crate::bytes::FileBytes;
 
-/// Bytes of a published block's codes.
-pub(super) const CODE_BYTES: usize = Mxfp4::ELEMENTS / 2;
+/// Elements of a block, of each format here.
+const ELEMENTS: usize = 32;
+/// Bytes of the codes of a block.
+pub(super) const CODE_BYTES: usize = ELEMENTS / 2;
 
-/// Rows of a weight whose codes and exponents are published apart.
-#[derive(Debug)]
-pub(super) struct PublishedMxfp4 {
-    /// The file that has the exponents.
+/// A tensor as a file has it.
+#[derive(Clone, Debug)]
+pub(super) struct FileTensor {
     pub(super) file: Arc<FileBytes>,
-    /// Where these lie in it.
-    pub(super) exponents: Range<usize>,
-    /// Blocks of a row.
-    pub(super) blocks: usize,
-    /// Which rows these are.
-    pub(super) rows: Rows,
+    pub(super) range: Range<usize>,
 }
 
-impl PublishedMxfp4 {
-    /// As this, of these rows of the weight alone.
-    pub(super) fn of_rows(&self, rows: Rows) -> Self {
-        Self { file: Arc::clone(&self.file), exponents: self.exponents.clone(), blocks: self.blocks, rows }
+impl FileTensor {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.file.as_slice()[self.range.clone()]
     }
+}
 
-    /// The blocks, made on all cores from the codes of all rows.
-    pub(super) fn bytes(&self, codes: &[u8]) -> Vec<u8> {
-        let exponents = &self.file.as_slice()[self.exponents.clone()];
-        let row = self.blocks * Mxfp4::BYTES;
-        let mut to = vec![0; self.rows.count() * row];
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = self.rows.count().div_ceil(threads).max(1);
-        std::thread::scope(|scope| {
-            for (nth, to) in to.chunks_mut(share * row).enumerate() {
-                scope.spawn(move || {
-                    let rows = (nth * share..).map(|i| self.rows.at(i));
-                    for (to, from) in to.chunks_exact_mut(row).zip(rows) {
-                        let codes = &codes[from * self.blocks * CODE_BYTES..][..self.blocks * CODE_BYTES];
-                        repack(codes, &exponents[from * self.blocks..][..self.blocks], to);
+/// A weight whose codes are published apart from what scales them: what there is beside the codes.
+#[derive(Debug)]
+pub(super) enum Repacked {
+    /// MXFP4: the exponents, and how many blocks a row has.
+    Mxfp4 {
+        exponents: FileTensor,
+        blocks: usize,
+    },
+    Int4(PublishedInt4),
+}
+
+impl Repacked {
+    /// The blocks of these rows, made on all cores from the codes of all rows.
+    pub(super) fn bytes(&self, codes: &[u8], rows: &Rows) -> Vec<u8> {
+        match self {
+            Self::Mxfp4 { exponents, blocks } => {
+                let exponents = exponents.bytes();
+                on_all_cores(rows, blocks * Mxfp4::BYTES, |rows, to| {
+                    for (to, row) in to.chunks_exact_mut(blocks * Mxfp4::BYTES).zip(rows) {
+                        let codes = &codes[row * blocks * CODE_BYTES..][..blocks * CODE_BYTES];
+                        let exponents = &exponents[row * blocks..][..*blocks];
+                        let to = to.as_chunks_mut::<{ Mxfp4::BYTES }>().0.iter_mut();
+                        for ((to, codes), exponent) in to.zip(codes.as_chunks().0).zip(exponents) {
+                            to[0] = *exponent;
+                            to[1..].copy_from_slice(&halves(codes));
+                        }
                     }
-                });
+                })
             }
-        });
-        to
-    }
-}
-
-/// The blocks of one row.
-fn repack(codes: &[u8], exponents: &[u8], to: &mut [u8]) {
-    const HALF: usize = CODE_BYTES / 2;
-    let blocks = to.as_chunks_mut::<{ Mxfp4::BYTES }>().0.iter_mut();
-    for ((to, codes), exponent) in blocks.zip(codes.as_chunks::<CODE_BYTES>().0).zip(exponents) {
-        to[0] = *exponent;
-        for i in 0..HALF {
-            let (first, second) = (codes[i], codes[HALF + i]);
-            to[1 + 2 * i] = first & 15 | second << 4;
-            to[2 + 2 * i] = first >> 4 | second & 0xf0;
+            Self::Int4(int4) => int4.bytes(codes, rows),
         }
     }
+}
+
+/// The bytes that `make` fills for the rows, `row` for each, in pieces on all cores. It takes up to [`TILE`] rows at a time.
+fn on_all_cores(rows: &Rows, row: usize, make: impl Fn(&[usize], &mut [u8]) + Sync) -> Vec<u8> {
+    let mut to = vec![0; rows.count() * row];
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = rows.count().div_ceil(threads).next_multiple_of(TILE);
+    std::thread::scope(|scope| {
+        for (nth, to) in to.chunks_mut((share * row).max(1)).enumerate() {
+            let make = &make;
+            scope.spawn(move || {
+                for (tile, to) in to.chunks_mut(TILE * row).enumerate() {
+                    let first = nth * share + tile * TILE;
+                    let of_tile: Vec<usize> = (first..first + to.len() / row).map(|i| rows.at(i)).collect();
+                    make(&of_tile, to);
+                }
+            });
+        }
+    });
+    to
+}
+
+/// Rows that are made at a time: of codes that lie by columns, what one line of a cache has of them.
+const TILE: usize = 128;
+/// Columns of these, whose codes fit a core's cache.
+const COLUMNS: usize = 256;
+
+/// 32 codes, of which neighbours share a byte, so that element i shares one with element i + 16.
+fn halves(codes: &[u8; CODE_BYTES]) -> [u8; CODE_BYTES] {
+    const HALF: usize = CODE_BYTES / 2;
+    let mut to = [0; CODE_BYTES];
+    for i in 0..HALF {
+        let (first, second) = (codes[i], codes[HALF + i]);
+        to[2 * i] = first & 15 | second << 4;
+        to[2 * i + 1] = first >> 4 | second & 0xf0;
+    }
+    to
+}
+
+/// How words of codes of 4 bits lie; see `int4.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Int4Layout {
+    Compressed,
+    Gptq,
+    Awq,
+}
+
+/// Which nibble of a word has each of eight neighbouring rows in AWQ.
+const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// What lies beside the codes of a matrix of integers of 4 bits.
+#[derive(Debug)]
+pub(super) struct PublishedInt4 {
+    pub(super) layout: Int4Layout,
+    /// Rows, and elements of each.
+    pub(super) out: usize,
+    pub(super) inner: usize,
+    /// Groups of a row.
+    pub(super) groups: usize,
+    pub(super) scales: (DType, FileTensor),
+    /// Zero points, and what is added to each of their words.
+    pub(super) zeros: Option<(FileTensor, u32)>,
+}
+
+impl PublishedInt4 {
+    fn bytes(&self, codes: &[u8], rows: &Rows) -> Vec<u8> {
+        let scales = self.scales.0.decode(self.scales.1.bytes());
+        let minima = self.zeros.as_ref().map(|(points, more)| {
+            let words = points.bytes();
+            let minimum = |(at, scale): (usize, &f64)| -self.zero_point(words, *more, at) * scale;
+            DType::F16.encode(scales.iter().enumerate().map(minimum))
+        });
+        let scales = DType::F16.encode(scales);
+        let head = if minima.is_some() { Q4_1::BYTES } else { Q4_0::BYTES } - CODE_BYTES;
+        let (block, group) = (head + CODE_BYTES, self.inner / self.groups);
+        on_all_cores(rows, self.inner / ELEMENTS * block, |rows, to| {
+            let mut tile = vec![0; rows.len() * COLUMNS / 2];
+            for first in (0..self.inner).step_by(COLUMNS) {
+                let columns = first..(first + COLUMNS).min(self.inner);
+                self.read(codes, rows, columns.clone(), &mut tile);
+                for (i, row) in rows.iter().enumerate() {
+                    for column in columns.clone().step_by(ELEMENTS) {
+                        let to = &mut to[(i * self.inner + column) / ELEMENTS * block..][..block];
+                        let at = 2 * self.scale_at(*row, column / group);
+                        to[..2].copy_from_slice(&scales[at..at + 2]);
+                        if let Some(minima) = &minima {
+                            to[2..4].copy_from_slice(&minima[at..at + 2]);
+                        }
+                        let from = (i * COLUMNS + column - first) / 2;
+                        if let Some(codes) = tile[from..].first_chunk() {
+                            to[head..].copy_from_slice(&halves(codes));
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    /// Where the scale of a row's group lies.
+    fn scale_at(&self, row: usize, group: usize) -> usize {
+        if self.layout == Int4Layout::Compressed { row * self.groups + group } else { group * self.out + row }
+    }
+
+    /// The zero point of the group whose scale lies at `at`.
+    fn zero_point(&self, words: &[u8], more: u32, at: usize) -> f64 {
+        let (row, word) = match self.layout {
+            Int4Layout::Compressed => {
+                let (row, group) = (at / self.groups, at % self.groups);
+                (row, row / 8 * self.groups + group)
+            }
+            _ => (at % self.out, at / self.out * (self.out / 8) + at % self.out / 8),
+        };
+        let nibble = if self.layout == Int4Layout::Awq { AWQ_NIBBLE[row % 8] } else { row % 8 };
+        f64::from(word_at(words, word).wrapping_add(more) >> (4 * nibble) & 15)
+    }
+
+    /// The codes of `columns` of each row, of which neighbours share a byte; rows are [`COLUMNS`] codes apart in `tile`.
+    fn read(&self, codes: &[u8], rows: &[usize], columns: Range<usize>, tile: &mut [u8]) {
+        let lines = tile.chunks_exact_mut(COLUMNS / 2);
+        match self.layout {
+            Int4Layout::Compressed => {
+                for (line, row) in lines.zip(rows) {
+                    let from = &codes[(row * self.inner + columns.start) / 2..][..columns.len() / 2];
+                    line[..from.len()].copy_from_slice(from);
+                }
+            }
+            Int4Layout::Gptq => {
+                for (nth, word) in (columns.start / 8..columns.end / 8).enumerate() {
+                    for (i, row) in rows.iter().enumerate() {
+                        let from = word_at(codes, word * self.out + row).to_le_bytes();
+                        tile[i * COLUMNS / 2 + nth * 4..][..4].copy_from_slice(&from);
+                    }
+                }
+            }
+            Int4Layout::Awq => {
+                for (nth, column) in columns.enumerate() {
+                    for (i, row) in rows.iter().enumerate() {
+                        let word = word_at(codes, column * (self.out / 8) + row / 8);
+                        let code = (word >> (4 * AWQ_NIBBLE[row % 8]) & 15) as u8;
+                        let to = &mut tile[(i * COLUMNS + nth) / 2];
+                        *to = if nth % 2 == 0 { code } else { *to | code << 4 };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The `at`-th word, and 0 past the end.
+fn word_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.as_chunks().0.get(at).map_or(0, |word| u32::from_le_bytes(*word))
 }

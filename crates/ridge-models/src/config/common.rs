@@ -4,9 +4,9 @@ use ridge_graph::DType;
 use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
-use super::compressed_tensors;
 use super::fields::{Fields, TokenIds};
 use super::published_codes::{PublishedCodes, is_listed};
+use super::{compressed_tensors, int4};
 use crate::error::Result;
 
 /// The keys that any model may have.
@@ -42,6 +42,8 @@ fn read_quantization(fields: &mut Fields<'_>) -> Result<Option<PublishedCodes>> 
     let Some(mut block) = fields.object("quantization_config")? else { return Ok(None) };
     match block.raw("quant_method").and_then(Value::as_str) {
         Some("compressed-tensors") => return compressed_tensors::read(block).map(Some),
+        Some("gptq") => return int4::gptq(block).map(Some),
+        Some("awq") => return int4::awq(block).map(Some),
         Some(MXFP4) if fields.raw("model_type").and_then(Value::as_str) == Some("gpt_oss") => {
             return NotConverted::read(block).map(|_| None);
         }

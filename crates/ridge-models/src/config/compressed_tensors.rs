@@ -1,6 +1,7 @@
 //! Quantised checkpoints as llm-compressor writes them, in the layout of the library compressed-tensors: the object under
 //! `quantization_config` whose `quant_method` is `compressed-tensors`.
 
+use ridge_files::checkpoint::ZeroPoints;
 use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
@@ -8,18 +9,29 @@ use super::fields::Fields;
 use super::published_codes::PublishedCodes;
 use crate::error::Result;
 
-const REMEDY: &str = "Ridge reads 8-bit floats with a scale for each channel, tensor or block of 128 x 128, and symmetric int8 weights \
-                      with a scale for each channel or tensor and activations quantised for each token: choose such a checkpoint";
+const REMEDY: &str = "Ridge reads 8-bit floats with a scale for each channel, tensor or block of 128 x 128, symmetric int8 weights \
+                      with a scale for each channel or tensor and activations quantised for each token, and weights of 4 bits \
+                      (pack-quantized) with a scale for each group of a multiple of 32 columns or each channel: choose such a checkpoint";
 
-/// Requires weights that [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) reads: 8-bit floats, whatever is said of
-/// activations, whose scales are found at run time; or int8 with activations that are int8 too ("W8A8"), as they would be
-/// computed otherwise than published if they had fixed scales or zero points. What is said of the first group of modules is
-/// taken as the format of all that are not ignored.
+/// How a checkpoint's codes are written, by `format`.
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    Floats,
+    Int8,
+    Int4,
+}
+
+/// Requires weights that [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) or
+/// [`Checkpoint::in_int4`](ridge_files::Checkpoint::in_int4) reads: 8-bit floats, whatever is said of
+/// activations, whose scales are found at run time; int8 with activations that are int8 too ("W8A8"), as they would be
+/// computed otherwise than published if they had fixed scales or zero points; or integers of 4 bits with plain activations
+/// ("W4A16"). What is said of the first group of modules is taken as the format of all that are not ignored.
 pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
-    let integers = match block.raw("format").and_then(Value::as_str) {
-        Some("float-quantized") => false,
-        Some("int-quantized") => true,
-        _ => return Err(block.wrong("format", "is neither float-quantized nor int-quantized", REMEDY)),
+    let layout = match block.raw("format").and_then(Value::as_str) {
+        Some("float-quantized") => Layout::Floats,
+        Some("int-quantized") => Layout::Int8,
+        Some("pack-quantized") => Layout::Int4,
+        _ => return Err(block.wrong("format", "is none of float-quantized, int-quantized and pack-quantized", REMEDY)),
     };
     block.must_be("kv_cache_scheme", Value::Null)?;
     block.must_be("transform_config", Map::<String, Value>::new())?;
@@ -37,20 +49,27 @@ pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
         let outputs = group.get("output_activations").unwrap_or(&Value::Null);
         let checked = if !outputs.is_null() {
             Err(format!("has {name}.output_activations = {outputs}, which is not supported"))
-        } else if integers {
-            weights.int8(&["channel", "tensor"]).and_then(|()| side("input_activations").dynamic())
         } else {
-            weights.floats()
+            match layout {
+                Layout::Floats => weights.floats(),
+                Layout::Int8 => weights.int8(&["channel", "tensor"]).and_then(|()| side("input_activations").dynamic()),
+                Layout::Int4 => weights.int4().and_then(|()| side("input_activations").none()),
+            }
         };
         if let Err(why) = checked {
             return Err(block.wrong("config_groups", why, REMEDY));
         }
     }
-    let in_blocks = groups.values().next().and_then(|group| group.pointer("/weights/strategy"));
-    let scales =
-        if in_blocks.is_some_and(|strategy| strategy == "block") { ScaleLayout::Block } else { ScaleLayout::Row };
-    let codes = if integers { CodeType::Int8 } else { CodeType::F8E4M3 };
-    let codes = PublishedCodes::new(codes, scales, [block.raw("ignore")]);
+    let weights = |key: &str| groups.values().next().and_then(|group| group.get("weights")?.get(key));
+    let in_blocks = weights("strategy").is_some_and(|strategy| strategy == "block");
+    let scales = if in_blocks { ScaleLayout::Block } else { ScaleLayout::Row };
+    let symmetric = weights("symmetric") != Some(&Value::Bool(false));
+    let plain = [block.raw("ignore")];
+    let codes = match layout {
+        Layout::Floats => PublishedCodes::new(CodeType::F8E4M3, scales, plain),
+        Layout::Int8 => PublishedCodes::new(CodeType::Int8, scales, plain),
+        Layout::Int4 => PublishedCodes::int4(if symmetric { ZeroPoints::Centre } else { ZeroPoints::Stored }, plain),
+    };
     block.harmless(&["config_groups", "quantization_status", "global_compression_ratio", "version", "sparsity_config"]);
     block.finish()?;
     Ok(codes)
@@ -94,6 +113,28 @@ impl Scheme<'_> {
         self.is("symmetric", &[Value::Null, true.into()])?;
         let strategies: Vec<Value> = strategies.iter().map(|strategy| Value::from(*strategy)).collect();
         self.is("strategy", &strategies)
+    }
+
+    /// Integers of 4 bits whose columns are in groups in their order.
+    fn int4(&self) -> std::result::Result<(), String> {
+        self.is("num_bits", &[4.into()])?;
+        self.is("type", &[Value::Null, "int".into()])?;
+        self.is("strategy", &["group".into(), "channel".into()])?;
+        // Those of "weight" and "static" are moved back in place after they were found in another order.
+        self.is("actorder", &[Value::Null, false.into(), "weight".into(), "static".into()])?;
+        let of_group = self.value("group_size").as_u64();
+        match of_group.is_none_or(|size| size > 0 && size.is_multiple_of(32)) {
+            true => Ok(()),
+            false => self.is("group_size", &["a multiple of 32".into()]),
+        }
+    }
+
+    /// Values that are not quantised.
+    fn none(&self) -> std::result::Result<(), String> {
+        match self.values {
+            None | Some(Value::Null) => Ok(()),
+            Some(_) => Err(format!("has {}.{}, where weights of 4 bits take plain values", self.group, self.side)),
+        }
     }
 
     /// Int8 with a scale for each token, found at run time.

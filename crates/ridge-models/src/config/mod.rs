@@ -13,6 +13,7 @@ mod decoder;
 mod fields;
 mod generation;
 mod images;
+mod int4;
 mod multimodal;
 mod published_codes;
 mod rope;

@@ -1,9 +1,9 @@
-//! Which weights `quantization_config` says are published as 8-bit codes, for plans of models whose weights are not at hand: a
+//! Which weights `quantization_config` says are published as codes of 8 or 4 bits, for plans of models whose weights are not at hand: a
 //! checkpoint shows itself which of its tensors are codes.
 
-use ridge_files::checkpoint::matches;
+use ridge_files::checkpoint::{ZeroPoints, matches};
 use ridge_graph::FormatRef;
-use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
+use ridge_graph::format::{CodeType, Q4_0, Q4_1, ScaleLayout, ScaledFormat};
 use serde_json::Value;
 
 /// Modules of layers with a matrix that no published quantisation converts, whether or not the file lists them: routers, which
@@ -15,6 +15,8 @@ const NEVER: [&str; 7] = ["gate", "shared_expert_gate", "router", "layer", "conv
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PublishedCodes {
     format: FormatRef,
+    /// Where the zero of codes of 4 bits is.
+    pub(crate) zeros: ZeroPoints,
     /// Names, with `*` for any characters.
     plain: Vec<String>,
 }
@@ -27,8 +29,14 @@ impl PublishedCodes {
         scales: ScaleLayout,
         plain: impl IntoIterator<Item = Option<&'a Value>>,
     ) -> Self {
-        let names = plain.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
-        Self { format: FormatRef::new(ScaledFormat::new(codes, scales)), plain: names.map(pattern).collect() }
+        let format = FormatRef::new(ScaledFormat::new(codes, scales));
+        Self { format, zeros: ZeroPoints::Centre, plain: patterns(plain) }
+    }
+
+    /// Integers of 4 bits with a scale for each group, as [`Checkpoint::in_int4`](ridge_files::Checkpoint::in_int4) reads them.
+    pub(super) fn int4<'a>(zeros: ZeroPoints, plain: impl IntoIterator<Item = Option<&'a Value>>) -> Self {
+        let format = if zeros == ZeroPoints::Centre { FormatRef::new(Q4_0) } else { FormatRef::new(Q4_1) };
+        Self { format, zeros, plain: patterns(plain) }
     }
 
     /// The format of the weight called `name`, if it is a matrix of a layer that is converted.
@@ -52,6 +60,12 @@ pub(super) fn is_listed(names: &[String], module: &str) -> bool {
         Some(whole) => matches(whole, module),
         None => begins(name) || module.ends_with(name.as_str()),
     })
+}
+
+/// The entries of the lists that there are.
+fn patterns<'a>(lists: impl IntoIterator<Item = Option<&'a Value>>) -> Vec<String> {
+    let names = lists.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+    names.map(pattern).collect()
 }
 
 /// An entry of a list as a name with `*` for any characters, and `$` behind it if it is to be a whole one. A regular expression is matched from

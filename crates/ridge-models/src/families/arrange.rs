@@ -1,6 +1,7 @@
 //! A decoder's published checkpoint with the names and shapes that its graph's weights have.
 
 use ridge_files::Checkpoint;
+use ridge_files::checkpoint::ZeroPoints;
 
 use super::decoder::DecoderFamily;
 use super::tensors::TensorTable;
@@ -18,7 +19,8 @@ pub(super) fn arrange(
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
     let unused = family.unused(drafts);
     let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
-    let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?;
+    let zeros = family.decoder().codes.as_ref().map_or(ZeroPoints::Centre, |codes| codes.zeros);
+    let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?.in_int4(zeros)?;
     Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
 }
 

@@ -12,6 +12,7 @@ mod gguf;
 mod gguf_families;
 mod gguf_metadata;
 mod gguf_parts;
+mod int4;
 mod llama_cost;
 mod llama_gathered;
 mod llama_logits;

@@ -1,0 +1,172 @@
+//! Weights that are published as integers of 4 bits in words of 32, with a scale for each group of a row: as compressed-tensors
+//! (`pack-quantized`), GPTQ (Frantar et al. 2023) and AWQ (Lin et al. 2024) write them. They become blocks of the format `q4_0`, or
+//! `q4_1` where groups have zero points: codes stay as they are, scales and minima are f16, and a group's are repeated for each 32
+//! elements.
+//!
+//! | | codes | scales | zero points |
+//! |---|---|---|---|
+//! | compressed-tensors | `x.weight_packed` `[out, in / 8]` | `x.weight_scale` `[out, groups]` | `x.weight_zero_point` `[out / 8, groups]` |
+//! | GPTQ | `x.qweight` `[in / 8, out]` | `x.scales` `[groups, out]` | `x.qzeros` `[groups, out / 8]` |
+//! | AWQ | `x.qweight` `[in, out / 8]`, nibbles in an order of their own | `x.scales` `[groups, out]` | `x.qzeros` `[groups, out / 8]`, likewise |
+
+use std::sync::Arc;
+
+use ridge_graph::format::{BlockFormat as _, Q4_0, Q4_1};
+use ridge_graph::{DType, FormatRef};
+
+use super::parts::Rows;
+use super::rearrange::{How, Rearranged};
+use super::repack::{FileTensor, Int4Layout, PublishedInt4, Repacked};
+use super::tensors::{Checkpoint, StoredTensor};
+use crate::error::Result;
+
+/// Codes of 4 bits in a word.
+const CODES: usize = 8;
+/// One for each of them. What took one from each took it from words, with borrows.
+const ONES: u32 = 0x1111_1111;
+
+/// Names of the tensors of a weight, behind that of its module.
+struct Names {
+    codes: &'static str,
+    scales: &'static str,
+    zeros: &'static str,
+    /// Which group each column of the input belongs to.
+    groups: &'static str,
+    /// What else there may be.
+    shape: Option<&'static str>,
+}
+
+const COMPRESSED: Names = Names {
+    codes: ".weight_packed",
+    scales: ".weight_scale",
+    zeros: ".weight_zero_point",
+    groups: ".weight_g_idx",
+    shape: Some(".weight_shape"),
+};
+const GPTQ_OR_AWQ: Names =
+    Names { codes: ".qweight", scales: ".scales", zeros: ".qzeros", groups: ".g_idx", shape: None };
+
+/// Where the zero of codes of 4 bits is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroPoints {
+    /// At 8 for all; zero points that are stored all the same must say so.
+    Centre,
+    /// Where the stored zero points say.
+    Stored,
+    /// One above what is stored, as GPTQ's first format has it.
+    OneAbove,
+}
+
+impl Checkpoint {
+    /// The checkpoint with each weight of integers of 4 bits as one tensor, in the format `q4_0` if `zeros` is
+    /// [`ZeroPoints::Centre`], and `q4_1` if not. Blocks are made when they are read.
+    ///
+    /// # Errors
+    ///
+    /// [`FilesError::Safetensors`](crate::FilesError::Safetensors) if codes have no scales or no zero points, or of another shape or dtype, if their
+    /// columns are in groups by an order of their own ("act order"), or if the weight is there plainly too.
+    pub fn in_int4(mut self, zeros: ZeroPoints) -> Result<Self> {
+        for names in [COMPRESSED, GPTQ_OR_AWQ] {
+            let modules: Vec<String> = self
+                .tensors
+                .iter()
+                .filter(|(_, tensor)| tensor.dtype == DType::I32)
+                .filter_map(|(name, _)| name.strip_suffix(names.codes).map(str::to_owned))
+                .collect();
+            for module in modules {
+                let mut take = |end: &str| self.tensors.remove(&format!("{module}{end}"));
+                let (codes, scales) = (take(names.codes), take(names.scales));
+                let (points, groups) = (take(names.zeros), take(names.groups));
+                names.shape.map(take);
+                let Some((codes, scales)) = codes.zip(scales) else {
+                    let [codes, scales] = [names.codes, names.scales];
+                    return Err(self.wrong(format!("there is no tensor {module}{scales} for {module}{codes}")));
+                };
+                let wrong = |why| self.wrong(format!("{module}{} {why}", names.codes));
+                let entry = self.of_int4(codes, &scales, points, groups.as_ref(), zeros).map_err(wrong)?;
+                let weight = format!("{module}.weight");
+                if self.tensors.insert(weight.clone(), entry).is_some() {
+                    return Err(self.wrong(format!("{weight} exists both plainly and as integers of 4 bits")));
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// The weight of `codes` and what lies beside them.
+    fn of_int4(
+        &self,
+        codes: StoredTensor,
+        scales: &StoredTensor,
+        points: Option<StoredTensor>,
+        group_of: Option<&StoredTensor>,
+        zeros: ZeroPoints,
+    ) -> Result<StoredTensor, String> {
+        let (&[a, b], &[c, d]) = (&codes.shape[..], &scales.shape[..]) else {
+            return Err(format!(
+                "has the shape {:?} and scales of {:?}: both must have two axes",
+                codes.shape, scales.shape
+            ));
+        };
+        let (layout, [out, inner], groups, points_shape) = if a == c {
+            (Int4Layout::Compressed, [a, b * CODES], d, [a / CODES, d])
+        } else if b == d {
+            (Int4Layout::Gptq, [b, a * CODES], c, [c, b / CODES])
+        } else if b * CODES == d {
+            (Int4Layout::Awq, [d, a], c, [c, b])
+        } else {
+            return Err(format!("has the shape {:?}, which scales of {:?} do not fit", codes.shape, scales.shape));
+        };
+        if groups == 0 || !inner.is_multiple_of(groups * Q4_0::ELEMENTS) || out == 0 {
+            return Err(format!(
+                "is of {out} x {inner} in {groups} groups: a group must have a multiple of 32 columns"
+            ));
+        }
+        if !scales.dtype.is_float() || scales.rearranged.is_some() {
+            return Err(format!("has scales of {}, which must be floats", scales.dtype));
+        }
+        if let Some(group_of) = group_of {
+            let group = inner / groups;
+            let of: Vec<f64> = group_of.dtype.decode(self.in_file(group_of).bytes());
+            if of.len() != inner || of.iter().enumerate().any(|(column, of)| *of != (column / group) as f64) {
+                let remedy = "choose a checkpoint that was quantised with desc_act (actorder) off";
+                return Err(format!("has columns that are in groups by an order of their own: {remedy}"));
+            }
+        }
+        if let Some(points) = &points
+            && (points.dtype, &points.shape[..]) != (DType::I32, &points_shape[..])
+        {
+            return Err(format!("needs zero points i32{points_shape:?}, but has {}{:?}", points.dtype, points.shape));
+        }
+        let points = match (points, zeros) {
+            (None, ZeroPoints::Centre) => None,
+            (None, _) => return Err("has no zero points, which the configuration says there are".to_owned()),
+            (Some(points), ZeroPoints::Centre) => {
+                // GPTQ's first format stores one less.
+                let words = self.in_file(&points);
+                let all = |byte: u8| words.bytes().iter().all(|b| *b == byte);
+                if !all(0x77) && !all(0x88) {
+                    return Err("has zero points, where the configuration says that codes are symmetric".to_owned());
+                }
+                None
+            }
+            (Some(points), _) => Some(self.in_file(&points)),
+        };
+        let format = if points.is_some() { FormatRef::new(Q4_1) } else { FormatRef::new(Q4_0) };
+        let how = Repacked::Int4(PublishedInt4 {
+            layout,
+            out,
+            inner,
+            groups,
+            scales: (scales.dtype, self.in_file(scales)),
+            zeros: points.map(|points| (points, if zeros == ZeroPoints::OneAbove { ONES } else { 0 })),
+        });
+        let rearranged = Some(Arc::new(Rearranged::new(How::Blocks { how: Arc::new(how), rows: Rows::range(0, out) })));
+        Ok(StoredTensor { dtype: DType::F32, format: Some(format), shape: vec![out, inner], rearranged, ..codes })
+    }
+
+    /// The bytes of a tensor that is as the file has it.
+    pub(super) fn in_file(&self, tensor: &StoredTensor) -> FileTensor {
+        FileTensor { file: Arc::clone(&self.shards[tensor.shard].bytes), range: tensor.range.clone() }
+    }
+}

@@ -1,0 +1,94 @@
+//! The objects under `quantization_config` of checkpoints whose weights are integers of 4 bits, as GPTQ's libraries (AutoGPTQ,
+//! GPTQModel) and AWQ's (AutoAWQ, llm-awq) write them.
+
+use ridge_files::checkpoint::ZeroPoints;
+use serde_json::{Map, Value};
+
+use super::fields::Fields;
+use super::published_codes::PublishedCodes;
+use crate::error::Result;
+
+const REMEDY: &str = "Ridge reads weights of 4 bits with a scale for each group of a multiple of 32 columns or each row: choose such a \
+                      checkpoint";
+
+/// Requires codes of 4 bits, in groups that blocks of 32 divide.
+fn check_codes(block: &mut Fields<'_>) -> Result<()> {
+    block.must_be("bits", 4)?;
+    let size = block.raw("group_size").filter(|size| !size.is_null());
+    let fits = |size: i64| size == -1 || (size > 0 && size % 32 == 0);
+    match size {
+        Some(size) if !size.as_i64().is_some_and(fits) => {
+            Err(block.wrong("group_size", format!("is {size}, which is no multiple of 32"), REMEDY))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What GPTQ's libraries say of how codes were found and where they are used.
+const OF_GPTQ: [&str; 22] = [
+    "batch_size",
+    "block_name_to_quantize",
+    "cache_block_outputs",
+    "damp_percent",
+    "dataset",
+    "disable_exllama",
+    "exllama_config",
+    "max_input_length",
+    "meta",
+    "model_file_base_name",
+    "model_name_or_path",
+    "model_seqlen",
+    "module_name_preceding_first_block",
+    "modules_in_block_to_quantize",
+    "pad_token_id",
+    "quant_method",
+    "quantizer",
+    "static_groups",
+    "tokenizer",
+    "true_sequential",
+    "use_cuda_fp16",
+    "use_exllama",
+];
+
+/// A checkpoint of GPTQ (Frantar et al. 2023) whose columns are in groups in their order.
+pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
+    check_codes(&mut block)?;
+    if block.optional("desc_act")?.unwrap_or(false) {
+        let remedy = "choose a checkpoint that was quantised with desc_act = false";
+        return Err(block.wrong("desc_act", "is true: columns are in groups by an order of their own", remedy));
+    }
+    let zeros = match (block.optional("sym")?.unwrap_or(true), block.raw("checkpoint_format").and_then(Value::as_str)) {
+        (_, Some(format)) if format != "gptq" && format != "gptq_v2" => {
+            return Err(block.wrong("checkpoint_format", format!("is {format:?}, not gptq or gptq_v2"), REMEDY));
+        }
+        (true, _) => ZeroPoints::Centre,
+        (false, Some("gptq_v2")) => ZeroPoints::Stored,
+        (false, _) => ZeroPoints::OneAbove,
+    };
+    block.must_be("lm_head", false)?;
+    block.must_be("is_marlin_format", false)?;
+    block.must_be("pack_dtype", "int32")?;
+    if !matches!(block.raw("dynamic"), None | Some(Value::Null)) {
+        block.must_be("dynamic", Map::<String, Value>::new())?;
+    }
+    let codes = PublishedCodes::int4(zeros, [block.raw("modules_to_not_convert")]);
+    block.harmless(&OF_GPTQ);
+    block.finish()?;
+    Ok(codes)
+}
+
+/// A checkpoint of AWQ (Lin et al. 2024) in the layout "gemm".
+pub(super) fn awq(mut block: Fields<'_>) -> Result<PublishedCodes> {
+    check_codes(&mut block)?;
+    let version = block.raw("version").and_then(Value::as_str).unwrap_or("gemm");
+    if !version.eq_ignore_ascii_case("gemm") {
+        let remedy = "choose a checkpoint whose version is gemm";
+        return Err(block.wrong("version", format!("is {version:?}, whose codes lie otherwise"), remedy));
+    }
+    let points = block.optional("zero_point")?.unwrap_or(true);
+    let zeros = if points { ZeroPoints::Stored } else { ZeroPoints::Centre };
+    let codes = PublishedCodes::int4(zeros, [block.raw("modules_to_not_convert")]);
+    block.harmless(&["quant_method", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"]);
+    block.finish()?;
+    Ok(codes)
+}
