@@ -3,8 +3,8 @@
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`, or
-//! `index_topk` and `selected_attention`), `swiglu` or `gelu`, or
-//! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
+//! `index_topk` and `selected_attention`), `swiglu`, `clamped_swiglu` or `gelu`, or
+//! `moe_router`, `expert_permutation`, `grouped_linear`, `grouped_bias` and `expert_combine`, `softmax` or `log_softmax`, then, when it
 //! serves, `take_rows` (of the tokens whose logits are wanted), `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
 //! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
 //! when it trains. `planned` has what is for plans alone. `quantize` and `quantize_delayed` store values as codes with scales, which
@@ -21,6 +21,7 @@ mod attention;
 mod block_sparse_attention;
 mod builtin;
 mod causal_conv1d;
+mod clamped_swiglu;
 mod cross_entropy;
 mod dropout;
 mod dry;
@@ -32,6 +33,7 @@ mod forbid_tokens;
 mod fp8_linear;
 mod gated_recurrence;
 mod gelu;
+mod grouped_bias;
 mod grouped_linear;
 mod history;
 mod index_topk;
@@ -87,6 +89,7 @@ pub use attention::PagedAttention;
 pub use block_sparse_attention::BlockSparseAttention;
 pub use builtin::registry;
 pub use causal_conv1d::CausalConv1d;
+pub use clamped_swiglu::ClampedSwiglu;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
 pub use dropout::Dropout;
 pub use dry::Dry;
@@ -98,6 +101,7 @@ pub use forbid_tokens::ForbidTokens;
 pub use fp8_linear::{Fp8Linears, Fp8LinearsBackward, Fp8Scaling};
 pub use gated_recurrence::GatedRecurrence;
 pub use gelu::{Gelu, GeluBackward};
+pub use grouped_bias::GroupedBias;
 pub use grouped_linear::GroupedLinear;
 pub use index_topk::IndexTopK;
 pub use kv_write::KvWrite;

@@ -2,12 +2,12 @@
 
 use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, block_sparse_attention, causal_conv1d,
-    cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, fp8_linear,
-    gated_recurrence, gelu, grouped_linear, index_topk, kv_write, layer_norm, linear, linear_cross_entropy,
-    linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias, long_convolution, moe_router, muon,
-    norm_gradient, norm_gradients, penalties, quantize, quantize_delayed, ragged_attention_samples, ragged_conv1d,
-    rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus, stateful_conv1d, stateful_recurrence,
-    stochastic_round, swiglu, table_write, take_rows, token_layout, wkv,
+    clamped_swiglu, cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation, fold_key,
+    forbid_tokens, fp8_linear, gated_recurrence, gelu, grouped_bias, grouped_linear, index_topk, kv_write, layer_norm,
+    linear, linear_cross_entropy, linear_gradient, linear_group_gradient, lion, log_softmax, logit_bias,
+    long_convolution, moe_router, muon, norm_gradient, norm_gradients, penalties, quantize, quantize_delayed,
+    ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, selected_attention, sgd, softmax, softplus,
+    stateful_conv1d, stateful_recurrence, stochastic_round, swiglu, table_write, take_rows, token_layout, wkv,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -22,6 +22,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("attention", attention::samples),
         OpEntry::new("block_sparse_attention", block_sparse_attention::samples),
         OpEntry::new("causal_conv1d", causal_conv1d::samples),
+        OpEntry::new("clamped_swiglu", clamped_swiglu::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
         OpEntry::new("cross_entropy_backward", cross_entropy::samples_backward),
@@ -38,6 +39,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("gated_recurrence", gated_recurrence::samples),
         OpEntry::new("gelu", gelu::samples),
         OpEntry::new("gelu_backward", gelu::samples_backward),
+        OpEntry::new("grouped_bias", grouped_bias::samples),
         OpEntry::new("grouped_linear", grouped_linear::samples),
         OpEntry::new("index_topk", index_topk::samples),
         OpEntry::new("kv_write", kv_write::samples),

@@ -3,11 +3,11 @@
 //! tensor, `[experts, out, in]`, where checkpoints have one for each expert.
 
 use ridge_files::checkpoint::Stack;
-use ridge_graph::ops::{ExpertGroups, MoeRouter};
-use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::ops::{ClampedSwiglu, ExpertGroups, MoeRouter};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
 use serde_json::{Map, Value as Json};
 
-use super::blocks::{MlpGate, clipped, gated_mlp, linear, open, scaled, squared, weight};
+use super::blocks::{MlpGate, gated_mlp, linear, open, squared, weight};
 use super::gguf_mapping::{GgufEntry, GgufMetadata};
 use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
@@ -41,16 +41,7 @@ pub struct ExpertsConfig {
     /// softmax, are largest. See [`ridge_graph::ops::ExpertGroups`].
     pub groups: Option<(usize, usize)>,
     /// The gate of gpt-oss, whose router and experts have biases.
-    pub clamped: Option<ClampedGate>,
-}
-
-/// A gate whose inputs stay within a limit: `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (1 + clip(up))`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClampedGate {
-    /// Steepness of the sigmoid.
-    pub alpha: f64,
-    /// The limit.
-    pub limit: f64,
+    pub clamped: Option<ClampedSwiglu>,
 }
 
 impl ExpertsConfig {
@@ -200,10 +191,7 @@ pub(super) fn dispatch(
                 return Ok(y);
             }
             let b = weight(g, "bias", [e.experts, out])?;
-            let expert = expert_of_rows(g, y, offsets, e.experts)?;
-            let b = g.gather(b, expert, 0)?;
-            let b = g.cast(b, g.ty(y)?.dtype)?;
-            g.add(y, b)
+            g.grouped_bias(y, b, offsets)
         })
     };
     g.scoped("experts", |g| {
@@ -211,7 +199,7 @@ pub(super) fn dispatch(
         let h = if e.gated {
             let opened = project(g, "gate_proj", [inner, hidden], x, Some(rows))?;
             match e.clamped {
-                Some(clamped) => open_clamped(g, opened, up, clamped)?,
+                Some(clamped) => g.clamped_swiglu(opened, up, clamped)?,
                 None => open(g, opened, up, gate)?,
             }
         } else {
@@ -220,31 +208,6 @@ pub(super) fn dispatch(
         let y = project(g, "down_proj", [hidden, inner], h, None)?;
         g.expert_combine(y, places, share)
     })
-}
-
-/// The expert of each row of `y`, i32 `[n]`, where rows of expert `e` begin at `offsets[e]`: the number of those that end
-/// before it, so that rows behind the last have none.
-fn expert_of_rows(g: &mut Builder, y: Var, offsets: Var, experts: usize) -> GraphResult<Var> {
-    let n = g.ty(y)?.shape.0[0].clone();
-    let ends = g.slice(offsets, 0, 1, experts)?;
-    let row = g.iota(Shape(vec![n.clone(), experts.into()]), 0, DType::I32)?;
-    let ended = g.le(ends, row)?;
-    let ended = g.cast(ended, DType::I32)?;
-    let expert = g.reduce_sum(ended, 1)?;
-    g.reshape(expert, Shape(vec![n]))
-}
-
-/// See [`ClampedGate`].
-fn open_clamped(g: &mut Builder, gate: Var, up: Var, ClampedGate { alpha, limit }: ClampedGate) -> GraphResult<Var> {
-    let most = g.constant_like(gate, limit)?;
-    let gate = g.min(gate, most)?;
-    let up = clipped(g, up, Some(limit))?;
-    let steep = scaled(g, gate, alpha)?;
-    let open = g.sigmoid(steep)?;
-    let open = g.mul(gate, open)?;
-    let one = g.constant_like(up, 1.0)?;
-    let up = g.add(up, one)?;
-    g.mul(up, open)
 }
 
 /// As [`experts`], and those that all tokens take, in scope `shared`.

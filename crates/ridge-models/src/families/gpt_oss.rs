@@ -3,13 +3,14 @@
 
 use ridge_files::checkpoint::{Part, Rows};
 use ridge_graph::format::Mxfp4;
+use ridge_graph::ops::ClampedSwiglu;
 use ridge_graph::{Builder, DType, FormatRef, Op, Prim, Result as GraphResult, Var};
 
 use super::blocks::{NormKind, ResidualHalf, weight};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
-    ClampedGate, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, check_experts, experts, experts_metadata, read_experts,
+    ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, check_experts, experts, experts_metadata, read_experts,
 };
 use super::gguf_mapping::{GgufEntry, GgufMapping, read_attention_bias, window_metadata};
 use super::llama;
@@ -48,7 +49,7 @@ impl GptOssConfig {
         // Older files have the number twice.
         let top_k = f.size("num_experts_per_tok", MAX_SIZE)?;
         f.must_be("experts_per_token", top_k)?;
-        let gate = ClampedGate {
+        let gate = ClampedSwiglu {
             alpha: f.optional_positive("swiglu_alpha")?.unwrap_or(1.702),
             limit: f.optional_positive("swiglu_limit")?.unwrap_or(7.0),
         };

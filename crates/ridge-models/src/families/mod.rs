@@ -102,7 +102,7 @@ pub use deepseek::DeepseekConfig;
 pub use definition::{FamilyKind, ModelConfig};
 pub use encoder::EncoderConfig;
 pub use exaone4::Exaone4Config;
-pub use experts::{ClampedGate, ExpertsConfig};
+pub use experts::ExpertsConfig;
 pub use falcon::FalconConfig;
 pub use falcon_h1::{FalconH1Config, FalconH1Factors};
 pub use gemma::GemmaConfig;

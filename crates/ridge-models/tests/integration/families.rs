@@ -351,6 +351,5 @@ fn logits_of_last_tokens_are_the_same_where_their_rows_are_taken_early() {
         assert!(run(&after) == run(&before), "{}", fixture.name);
     }
     let stays: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).filter(|name| !moved.contains(name)).collect();
-    // Biases of experts are found by where the experts' rows begin, which no op says of rows alone.
-    assert_eq!(stays, ["gpt_oss", "gpt_oss_mxfp4"]);
+    assert!(stays.is_empty(), "{stays:?}");
 }

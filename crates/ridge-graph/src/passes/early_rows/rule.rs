@@ -4,7 +4,7 @@
 
 use crate::dim::Dim;
 use crate::graph::{Function, Op, Var};
-use crate::ops::{ExpertCombine, ExpertPermutation, GroupedLinear};
+use crate::ops::{ExpertCombine, ExpertPermutation, GroupedBias, GroupedLinear};
 use crate::prim::Prim;
 use crate::shape::Shape;
 use crate::shard::{MeshAxis, Placement, ShardingRule, rules};
@@ -129,7 +129,11 @@ fn by_experts(function: &Function, index: usize, asked: &[Option<Rows>]) -> Opti
         return (asked[0] == of && inputs[1] == order_of(function, order, 1)?)
             .then(|| vec![Some(pairs(order)), of, of]);
     }
-    let (op, Some(Rows::Pairs(order))) = (op.downcast::<GroupedLinear>()?, asked[0]) else { return None };
+    let Some(Rows::Pairs(order)) = asked[0] else { return None };
+    if op.downcast::<GroupedBias>().is_some() {
+        return (inputs[2] == order_of(function, order, 2)?).then(|| vec![asked[0], None, Some(offsets(order))]);
+    }
+    let op = op.downcast::<GroupedLinear>()?;
     let is_of_order =
         inputs[2] == order_of(function, order, 2)? && (!op.gathered || inputs[3] == order_of(function, order, 0)?);
     is_of_order.then(|| match op.gathered {

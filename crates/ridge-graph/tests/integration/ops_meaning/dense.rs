@@ -2,8 +2,8 @@
 
 use ridge_graph::format::{self, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{
-    Embedding, Gelu, LayerNorm, LinearGroup, Quantize, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
-    rope_frequencies, yarn_scaling,
+    ClampedSwiglu, Embedding, Gelu, LayerNorm, LinearGroup, Quantize, RmsNorm, Rope, Yarn, linear_scaling,
+    llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling,
 };
 use ridge_graph::sample::Sample;
 use ridge_graph::{Builder, Composite as _, DType, Op, Prim, Type};
@@ -183,6 +183,33 @@ fn swiglu_gates_by_silu() {
     for sample in samples("swiglu") {
         let (gate, up) = (input(&sample, 0), input(&sample, 1));
         let y = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        holds(&sample, &[y]);
+    }
+}
+
+#[test]
+fn clamped_swiglu_keeps_both_sides_within_the_limit() {
+    for sample in samples("clamped_swiglu") {
+        let ClampedSwiglu { alpha, limit } = *op::<ClampedSwiglu>(&sample);
+        let through = |(g, u): (&f64, f64)| {
+            let g = g.min(limit);
+            g / (1.0 + (-alpha * g).exp()) * (1.0 + u.clamp(-limit, limit))
+        };
+        let y = input(&sample, 0).iter().zip(input(&sample, 1)).map(through).collect();
+        holds(&sample, &[y]);
+    }
+}
+
+#[test]
+fn grouped_bias_adds_to_each_row_what_its_group_has() {
+    for sample in samples("grouped_bias") {
+        let (mut y, bias, offsets) = (input(&sample, 0), input(&sample, 1), input(&sample, 2));
+        let columns = shape(&sample, 0)[1];
+        for (group, rows) in offsets.windows(2).enumerate() {
+            for row in rows[0] as usize..rows[1] as usize {
+                (0..columns).for_each(|column| y[row * columns + column] += bias[group * columns + column]);
+            }
+        }
         holds(&sample, &[y]);
     }
 }
