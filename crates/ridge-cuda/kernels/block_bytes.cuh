@@ -1,13 +1,14 @@
 // The block formats of GGUF as integer tensor cores take them: the codes of 8 elements of a row as bytes, and the scale and minimum of a
 // group of codes. A quarter of a lane's four holds elements 4 quarter .. 4 quarter + 3 of both halves of a group of 32, a word each.
-// `scale` and `minimum` are of group `base` + `odd`, where `base` is even and known to the compiler, and `odd` is 0 or 1.
+// `behind` is how far the chunk is behind a multiple of 4 bytes. `scale` and `minimum` are of group `base` + `odd`, where `base` is even
+// and known to the compiler, and `odd` is 0 or 1. Blocks of threads have one layer along z.
 
 // The formats whose codes are nibbles of one word for both halves.
 template <class F> struct Nibbles {
-    // Are codes signed; do they come apart into positive and negative ones?
+    // Are codes signed; do they come apart into positive and negative ones, of twice their values?
     static const bool SIGNED = false, APART = false;
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
-        const u32 w = word_at(chunk + 4 * quarter, F::block(group) + (F::MINIMA ? 4 : 2));
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
+        const u32 w = word_behind(chunk + 4 * quarter, F::block(group) + (F::MINIMA ? 4 : 2), behind);
         out[0] = w & 0x0f0f0f0fu;
         out[1] = w >> 4 & 0x0f0f0f0fu;
     }
@@ -19,9 +20,9 @@ template <class F> struct Bytes : Nibbles<F> {};
 
 // The same with a fifth bit each, of a word ahead of them.
 template <class F> struct FiveBits : Nibbles<F> {
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
         const int ahead = F::block(group) + (F::MINIMA ? 4 : 2);
-        const u32 w = word_at(chunk + 4 * quarter, ahead + 4), high = word_at(chunk, ahead) >> (4 * quarter);
+        const u32 w = word_behind(chunk + 4 * quarter, ahead + 4, behind), high = word_behind(chunk, ahead, behind) >> (4 * quarter);
         // Bit i to byte i.
         out[0] = (w & 0x0f0f0f0fu) | ((high & 15) * 0x00204081u & 0x01010101u) << 4;
         out[1] = (w >> 4 & 0x0f0f0f0fu) | ((high >> 16 & 15) * 0x00204081u & 0x01010101u) << 4;
@@ -32,9 +33,9 @@ template <> struct Bytes<Q5_1> : FiveBits<Q5_1> {};
 
 template <> struct Bytes<Q8_0> {
     static const bool SIGNED = true, APART = false;
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) out[half] = word_at(chunk + 4 * quarter, Q8_0::block(group) + 2 + 16 * half);
+        for (int half = 0; half < 2; ++half) out[half] = word_behind(chunk + 4 * quarter, Q8_0::block(group) + 2 + 16 * half, behind);
     }
     __device__ static float scale(const u8* chunk, int base, int odd) { return half_at(chunk + Q8_0::block(base + odd)); }
     __device__ static float minimum(const u8*, int, int) { return 0.0f; }
@@ -44,8 +45,8 @@ template <> struct Bytes<Q8_0> {
 // gives 0 for a code with its fourth bit set. Bytes have elements in the order 4 quarter, 16 + 4 quarter, 4 quarter + 1, and so on.
 template <> struct Bytes<MXFP4> {
     static const bool SIGNED = true, APART = true;
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
-        const u32 w = word_at(chunk + 4 * quarter, MXFP4::block(group) + 1), other = w ^ 0x88888888u;
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
+        const u32 w = word_behind(chunk + 4 * quarter, MXFP4::block(group) + 1, behind), other = w ^ 0x88888888u;
         out[0] = table(w);
         out[1] = table(w >> 16);
         out[2] = table(other);
@@ -53,13 +54,13 @@ template <> struct Bytes<MXFP4> {
     }
     __device__ static u32 table(u32 codes) {
         u32 r;
-        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(0x03020100u), "r"(0x0c080604u), "r"(codes));
+        // One of two constants is in the instruction; ptxas would make the other each time if it were known to be one.
+        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(0x03020100u + threadIdx.z), "r"(0x0c080604u), "r"(codes));
         return r;
     }
     __device__ static float scale(const u8* chunk, int base, int odd) {
-        float scale, minimum;
-        MXFP4::scale(chunk, base + odd, scale, minimum);
-        return scale;
+        // 2^(exponent - 127); codes are twice what they mean, which factors of x make good.
+        return __uint_as_float(max((u32)chunk[MXFP4::block(base + odd)] << 23, 0x00400000u));
     }
     __device__ static float minimum(const u8*, int, int) { return 0.0f; }
 };
@@ -84,7 +85,7 @@ struct PackedScales {
 };
 
 template <> struct Bytes<Q4K> : PackedScales {
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 w = *(const u32*)(chunk + 16 + 32 * (group >> 1) + 4 * quarter + 16 * half);
@@ -94,7 +95,7 @@ template <> struct Bytes<Q4K> : PackedScales {
 };
 
 template <> struct Bytes<Q5K> : PackedScales {
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u8* at = chunk + 4 * quarter + 16 * half;
@@ -107,13 +108,12 @@ template <> struct Bytes<Q5K> : PackedScales {
 // Groups of 16: a word is of one.
 template <> struct Bytes<Q6K> {
     static const bool SIGNED = false, APART = false;
-    __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
+    __device__ static void codes(const u8* chunk, int group, int quarter, int behind, u32* out) {
         const int of_half = group & 3, low = 64 * (group >> 2) + 32 * (of_half & 1), high = 128 + 32 * (group >> 2);
-        const int behind = (int)((u64)chunk & 2);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u8* at = chunk + 4 * quarter + 16 * half;
-            const u32 w = word_at(at, low, behind) >> ((of_half >> 1) * 4), bits = word_at(at, high, behind);
+            const u32 w = word_behind(at, low, behind) >> ((of_half >> 1) * 4), bits = word_behind(at, high, behind);
             out[half] = (w & 0x0f0f0f0fu) | ((of_half < 2 ? bits << (4 - 2 * of_half) : bits >> (2 * of_half - 4)) & 0x30303030u);
         }
     }

@@ -52,11 +52,14 @@ template <class D> __device__ inline u32 signed_codes(u32 codes) {
 #endif
 
 // 4 bytes at `offset` of a chunk, from the aligned words around them; `behind` is how far the chunk is behind a multiple of 4.
-__device__ inline u32 word_at(const u8* chunk, int offset, int behind = 0) {
-    if (ANYWHERE) behind = (int)((u64)chunk & 3);
+__device__ inline u32 word_behind(const u8* chunk, int offset, int behind) {
     const int skew = offset + behind & 3;
     const u32* words = (const u32*)(chunk + (offset - skew));
-    return !SLACK && skew == 0 ? words[0] : __funnelshift_r(words[0], words[1], skew * 8);
+    // Shifts wrap at 32.
+    return !SLACK && skew == 0 ? words[0] : __funnelshift_r(words[0], words[1], (offset + behind) * 8);
+}
+__device__ inline u32 word_at(const u8* chunk, int offset, int behind = 0) {
+    return word_behind(chunk, offset, ANYWHERE ? (int)((u64)chunk & 3) : behind);
 }
 __device__ inline float half_at(const u8* p) { return F16::load(*(const u16*)p); }
 // A byte as a float, without the slow conversion.
@@ -78,13 +81,13 @@ __device__ inline void pair_up(uint2 x, u32* b) {
     b[1] = __byte_perm(x.x, x.y, 0x7632);
 }
 
-// A format has: BYTES of a chunk of 256 elements; GROUP, 16 or 32 elements that share a scale; MINIMA, whether groups have a
-// minimum, which is subtracted; SHIFTED, whether fragments have OFFSET more than codes, and CENTRE, the code of 0 then; `codes`, fragments of the elements 32 group .. 32 group + 31 of a chunk, two for the
+// A format has: BYTES of a chunk of 256 elements; GROUP, 16 or 32 elements that share a scale; UNIT, groups of 32 at whose multiples a
+// chunk can be entered; MINIMA, whether groups have a minimum, which is subtracted; SHIFTED, whether fragments have OFFSET more than codes, and CENTRE, the code of 0 then; `codes`, fragments of the elements 32 group .. 32 group + 31 of a chunk, two for the
 // first 16 and two for the others; `scale` of each group of GROUP, with its minimum.
 
 // Blocks of 32 elements.
 template <int BLOCK_BYTES> struct SmallBlocks {
-    static const int BYTES = 8 * BLOCK_BYTES, GROUP = 32;
+    static const int BYTES = 8 * BLOCK_BYTES, GROUP = 32, UNIT = 4;
     __device__ static int block(int group) { return group * BLOCK_BYTES; }
 };
 
@@ -203,7 +206,7 @@ __device__ inline void packed_scale(const u8* chunk, int group, float& scale, fl
 }
 
 struct Q4K {
-    static const int BYTES = 144, GROUP = 32;
+    static const int BYTES = 144, GROUP = 32, UNIT = 8;
     static const bool MINIMA = true, SHIFTED = true;
     static const int CENTRE = 0;
     template <class D> __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
@@ -222,7 +225,7 @@ struct Q4K {
 };
 
 struct Q5K {
-    static const int BYTES = 176, GROUP = 32;
+    static const int BYTES = 176, GROUP = 32, UNIT = 8;
     static const bool MINIMA = true, SHIFTED = true;
     static const int CENTRE = 0;
     template <class D> __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {
@@ -242,7 +245,7 @@ struct Q5K {
 };
 
 struct Q6K {
-    static const int BYTES = 210, GROUP = 16;
+    static const int BYTES = 210, GROUP = 16, UNIT = 8;
     static const bool MINIMA = false, SHIFTED = true;
     static const int CENTRE = 32;
     template <class D> __device__ static void codes(const u8* chunk, int group, int quarter, u32* out) {

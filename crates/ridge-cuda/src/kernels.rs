@@ -16,6 +16,7 @@ mod encode_blocks;
 mod entry;
 mod experts;
 mod experts_few;
+mod experts_row;
 mod gelu;
 mod grouped_linear;
 mod head_products;
@@ -50,7 +51,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 43] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 45] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
@@ -69,6 +70,8 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 43] = [
     experts::ROUTER,
     experts_few::FEW,
     experts_few::ROUTE,
+    experts_row::BULK,
+    experts_row::RING,
     gelu::GELU,
     grouped_linear::BLOCKS,
     grouped_linear::HOPPER_BLOCKS,
@@ -116,6 +119,7 @@ impl CudaKernelRegistry {
             convolution::entries(),
             experts::entries(),
             experts_few::entries(),
+            experts_row::entries(),
             gelu::entries(),
             grouped_linear::entries(),
             head_products::entries(),

@@ -16,6 +16,8 @@ mod convolution;
 mod few;
 #[path = "../../tests/common/mixer.rs"]
 mod mixer;
+#[path = "../../tests/common/one_row.rs"]
+mod one_row;
 mod sass;
 #[path = "../../tests/common/training.rs"]
 mod training;
@@ -111,6 +113,9 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         few::gates_of_few(),
         few::sums_of_experts(),
         few::products_of_heads(),
+        one_row::several_tiles(),
+        one_row::rows_of_groups(),
+        one_row::biased_experts(),
         cases::cache_writes(),
         cases::table_writes(),
         cache::projections().iter().map(|projections| projections.case(false)).collect(),

@@ -14,11 +14,18 @@ pub(super) struct BlockText {
     pub(super) bytes: usize,
     /// Scales of a chunk.
     scales: usize,
+    /// Elements at whose multiples a chunk can be entered: `UNIT` of the text, which counts groups of 32.
+    pub(super) unit: usize,
 }
 
 impl BlockText {
     const fn of<F: BlockFormat>(name: &'static str) -> Self {
-        Self { name, bytes: CHUNK / F::ELEMENTS * F::BYTES, scales: CHUNK / F::GROUP }
+        Self {
+            name,
+            bytes: CHUNK / F::ELEMENTS * F::BYTES,
+            scales: CHUNK / F::GROUP,
+            unit: if F::ELEMENTS == 32 { 128 } else { CHUNK },
+        }
     }
 
     /// Codes with scales, which a text of their own decodes; `None` for those that it does not have.
@@ -28,7 +35,7 @@ impl BlockText {
             CodeType::Int8 => "Codes<I8>",
             CodeType::F8E5M2 => return None,
         };
-        Some(Self { name, bytes: CHUNK, scales: 0 })
+        Some(Self { name, bytes: CHUNK, scales: 0, unit: CHUNK })
     }
 
     pub(super) fn find(format: &FormatRef) -> Option<Self> {

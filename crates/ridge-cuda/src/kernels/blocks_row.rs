@@ -1,51 +1,48 @@
-//! Products of one row, or of one row of each group, by weights in block formats: `kernels/blocks_row.cu`.
+//! Products of one row by weights in block formats: `kernels/blocks_row.cu`.
 
 use super::block_text::{BlockText, CHUNK, Formats};
 use super::linear_call::{LinearCall, LinearEpilogue, flag};
 use super::norm;
 use crate::gemm::PROCESSORS;
-use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, input, name, numbers,
-    output,
-};
+use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, name};
 
 /// The weights are prefetched; see [`DeviceAction::Launch`].
 pub(super) const ROW: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/blocks.cuh"),
     include_str!("../../kernels/block_bytes.cuh"),
     include_str!("../../kernels/norm.cuh"),
+    include_str!("../../kernels/digits.cuh"),
+    include_str!("../../kernels/blocks_ring.cuh"),
     include_str!("../../kernels/blocks_row.cu")
 ))
 .with_tiles()
 .early_launch();
 
 /// Columns of a tile.
-const COLUMNS: usize = 16;
+pub(super) const COLUMNS: usize = 16;
 /// Warps of a multiprocessor, which has registers for no more.
 const RESIDENT_WARPS: usize = 16;
 /// Shared memory of a multiprocessor and of a block: Hopper's, and what every GPU has.
 #[derive(Clone, Copy)]
-struct Room {
+pub(super) struct Room {
     processor: usize,
     block: usize,
     /// Blocks one after another: several where the number of multiprocessors is not known, so that the last ones are few.
     turns: usize,
 }
-const HOPPER: Room = Room { processor: 224 << 10, block: 224 << 10, turns: 1 };
-const EVERY: Room = Room { processor: 97 << 10, block: 97 << 10, turns: 4 };
+pub(super) const HOPPER: Room = Room { processor: 224 << 10, block: 224 << 10, turns: 1 };
+pub(super) const EVERY: Room = Room { processor: 97 << 10, block: 97 << 10, turns: 4 };
 /// Stages that are enough: of light formats, and of others, which more warps serve better. At most `MOST_STAGES` are used.
 const ENOUGH_STAGES: [usize; 2] = [3, 2];
 const MOST_STAGES: usize = 4;
 /// What a block takes of it besides rings and x.
 const OTHER_BYTES: usize = 4 << 10;
-/// Rows whose groups a block finds ahead.
-const MOST_ROWS: usize = 256;
 /// x as digits: bytes of each group of [`GROUP`] elements.
 const DIGIT_BYTES: usize = 96 + 4 + 8;
 const GROUP: usize = 32;
 
 /// How blocks divide the work.
-struct Division {
+pub(super) struct Division {
     /// Warps of a block: `WARPS` of the text.
     warps: usize,
     /// Chunks of a warp's ring: `STAGES` of the text.
@@ -62,7 +59,7 @@ struct Division {
 impl Division {
     /// For columns of `depth` elements, chunks of which take `stage` bytes of a ring, and whether these are light work; `None` where a block has no
     /// room.
-    fn new(room: Room, depth: usize, [stage, staged]: [usize; 2], light: bool) -> Option<Self> {
+    pub(super) fn new(room: Room, depth: usize, [stage, staged]: [usize; 2], light: bool) -> Option<Self> {
         let chunks = depth.div_ceil(CHUNK);
         // As many warps as share the chunks evenly.
         let slots = |warps: usize| chunks.div_ceil(warps) * warps;
@@ -88,14 +85,15 @@ impl Division {
     }
 
     /// Blocks of a launch over so many tiles.
-    fn blocks(&self, tiles: usize) -> usize {
+    pub(super) fn blocks(&self, tiles: usize) -> usize {
         tiles.min(PROCESSORS * self.resident * self.turns)
     }
 
     /// The launch of `entry` over so many tiles.
-    fn launch(
+    pub(super) fn launch(
         &self,
         entry: &str,
+        text: &KernelText<'_>,
         defines: &[(&str, &str)],
         tiles: usize,
         args: Vec<LaunchArg>,
@@ -105,7 +103,7 @@ impl Division {
         let mut defines = defines.to_vec();
         defines.extend(["WARPS", "STAGES", "STAGED"].into_iter().zip(texts.iter().map(String::as_str)));
         DeviceAction::Launch {
-            source: CudaSource::new(entry, &defines, &ROW),
+            source: CudaSource::new(entry, &defines, text),
             grid: [self.blocks(tiles) as u32, 1, 1],
             threads: 32 * self.warps as u32,
             shared: self.shared as u32,
@@ -116,20 +114,15 @@ impl Division {
 }
 
 /// Bytes of a row of x as digits.
-fn digits(depth: usize) -> usize {
+pub(super) fn digits(depth: usize) -> usize {
     depth.div_ceil(CHUNK) * (CHUNK / GROUP) * DIGIT_BYTES
 }
 
-/// `make` with the room of Hopper, and of every GPU; where that has none, `otherwise`.
-fn by_room(
-    make: impl Fn(Room) -> Result<Option<CudaKernel>, String>,
-    otherwise: impl FnOnce() -> Result<CudaKernel, String>,
-) -> Result<CudaKernel, String> {
-    let others = make(EVERY)?.map_or_else(otherwise, Ok)?;
-    let Some(hopper) = make(HOPPER)? else { return Ok(others) };
+/// A kernel for Hopper, and one for every GPU.
+pub(super) fn by_arch(hopper: CudaKernel, others: CudaKernel) -> CudaKernel {
     let scratch = hopper.scratch.max(others.scratch);
     let action = DeviceAction::ByArch { arch: "sm_90a", actions: hopper.actions, otherwise: others.actions };
-    Ok(CudaKernel { scratch, ..action.into() })
+    CudaKernel { scratch, ..action.into() }
 }
 
 /// Linears of one row, by weights of these formats; `otherwise` where blocks have no room for x.
@@ -138,7 +131,11 @@ pub(super) fn linear(
     formats: &Formats,
     otherwise: impl FnOnce() -> Result<CudaKernel, String>,
 ) -> Result<CudaKernel, String> {
-    by_room(|room| linear_in(room, linears, formats), otherwise)
+    let others = linear_in(EVERY, linears, formats)?.map_or_else(otherwise, Ok)?;
+    Ok(match linear_in(HOPPER, linears, formats)? {
+        Some(hopper) => by_arch(hopper, others),
+        None => others,
+    })
 }
 
 fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<Option<CudaKernel>, String> {
@@ -183,61 +180,6 @@ fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<
     }
     let weights = (0..linears.count).map(|i| OperandSlot::Input(linears.first + i)).collect();
     let (tiles, args) = (linears.column_blocks(), linears.streaming_args(x));
-    kernel.actions.push(division.launch("linear_blocks_row", &defines, tiles, args, weights));
+    kernel.actions.push(division.launch("linear_blocks_row", &ROW, &defines, tiles, args, weights));
     Ok(Some(kernel))
-}
-
-/// Rows of groups, most of which have one at most, of x as they are or `gathered`, by the weights that these inputs are, two of which are
-/// gated; `otherwise` where blocks have no room for x.
-pub(super) fn grouped(
-    spec: &CudaKernelSpec<'_>,
-    gathered: bool,
-    weights: &[usize],
-    blocks: BlockText,
-    otherwise: impl FnOnce() -> Result<CudaKernel, String>,
-) -> Result<CudaKernel, String> {
-    by_room(|room| Ok(grouped_in(room, spec, gathered, weights, blocks)), otherwise)
-}
-
-fn grouped_in(
-    room: Room,
-    spec: &CudaKernelSpec<'_>,
-    gathered: bool,
-    weights: &[usize],
-    blocks: BlockText,
-) -> Option<CudaKernel> {
-    let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
-    let [groups, columns, depth] = [0, 1, 2].map(|axis| w.shape[axis]);
-    let rows = y.shape[0];
-    if rows > MOST_ROWS {
-        return None;
-    }
-    let sides = weights.len();
-    let (stage, across) = (sides * blocks.grouped_stage_bytes(), columns.div_ceil(COLUMNS));
-    let tiles = rows * across;
-    // A block has tiles that follow each other: its part of all of them is of two rows, or of more where rows have few tiles.
-    let division = |rows: usize| Division::new(room, depth, [stage, rows * digits(depth)], blocks.is_light());
-    let one = division(1)?;
-    let span = (tiles.div_ceil(one.blocks(tiles)).saturating_sub(1)).div_ceil(across) + 1;
-    let division = division(span.min(rows))?;
-    if division.blocks(tiles) < one.blocks(tiles) {
-        return None;
-    }
-    let defines = [
-        ("GROUPED", "1"),
-        ("D", name(x.dtype)),
-        ("DEPTH", &*depth.to_string()),
-        ("COLUMNS", &*columns.to_string()),
-        ("GATHERED", flag(gathered)),
-        ("SWIGLU", flag(sides == 2)),
-        ("ROWS", &*rows.to_string()),
-        ("FORMATS", blocks.name),
-        ("ANYWHERE", "1"),
-        ("SLACK", "1"),
-    ];
-    let index = input(if gathered { 3 } else { 2 });
-    let weights = weights.iter().copied().map(input);
-    let n = numbers(&[x.shape[0], groups]);
-    let args = std::iter::once(input(0)).chain(weights).chain([input(2), index, output(0), n]).collect();
-    Some(division.launch("grouped_blocks_row", &defines, tiles, args, Vec::new()).into())
 }

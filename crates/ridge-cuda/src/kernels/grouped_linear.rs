@@ -6,10 +6,10 @@ use ridge_graph::{DType, Function};
 
 use super::attention::set_shared;
 use super::block_text::BlockText;
-use super::blocks_row;
 use super::entry::CudaKernelEntry;
 use super::experts::flag;
 use super::experts_few;
+use super::experts_row::{self, SingleRows};
 use super::linear_blocks;
 use super::quantize::scaled;
 use crate::gemm::PROCESSORS;
@@ -115,8 +115,6 @@ const DECODING_MANY: Tiling =
 const MANY_ROWS_OF_BLOCKS: usize = 96;
 /// Rows of a group, on average, up to which weights in blocks are streamed.
 const FEW_ROWS_OF_BLOCKS: usize = 4;
-/// Groups to a row from which on few groups have two.
-const FEW_GROUPS_WITH_ROWS: usize = 4;
 /// Elements of depth of an atom of a slice.
 const SLICE: usize = 64;
 
@@ -240,10 +238,10 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     }
     let tiling = match blocks {
         // Decoded values are rounded to the dtype of x, which the codes that are streamed are not.
-        Some(blocks) if rows <= groups / FEW_GROUPS_WITH_ROWS => {
-            let flags = [gathered, gated];
+        Some(blocks) if experts_row::is_few(rows, groups) => {
             let weights = if gated { &[1, GATED_WEIGHT][..] } else { &[1] };
-            return blocks_row::grouped(spec, gathered, weights, blocks, || streamed_blocks(spec, flags, blocks));
+            let product = SingleRows::new(spec, 0, weights, gathered.then_some(3), blocks);
+            return product.kernel().map_or_else(|| streamed_blocks(spec, [gathered, gated], blocks), Ok);
         }
         Some(blocks) if rows <= FEW_ROWS_OF_BLOCKS * groups || w.shape[1] < linear_blocks::NARROW => {
             return streamed_blocks(spec, [gathered, gated], blocks);

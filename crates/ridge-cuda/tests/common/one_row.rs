@@ -1,5 +1,6 @@
 //! Single rows by weights in block formats, at whose sizes blocks of `blocks_row.cu` have several tiles, formats and groups.
 
+use ridge_graph::ops::ClampedSwiglu;
 use ridge_graph::{Builder, DType, FormatRef, Sym, Tensor, Type, format};
 
 use super::cases::{KernelCase, case};
@@ -46,7 +47,7 @@ pub(crate) fn rows_of_groups() -> Vec<KernelCase> {
         (DType::BF16, "q6_k"),
     ] {
         let format = named(name);
-        for (depth, columns) in [(96, 33), (288, 130), (512, 40), (256, 700)] {
+        for (depth, columns) in [(96, 33), (288, 130), (512, 40), (256, 700), (320, 48), (256, 2128)] {
             if depth % format.granularity(3)[2] != 0 {
                 continue;
             }
@@ -91,6 +92,73 @@ pub(crate) fn rows_of_groups() -> Vec<KernelCase> {
             });
             in_order.given = given().drain(..1).collect();
             cases.push(in_order);
+        }
+    }
+    cases
+}
+
+/// Experts with biases: a gate that is clamped, and the last product with the sum; of few tokens in one launch each, of many in parts.
+pub(crate) fn biased_experts() -> Vec<KernelCase> {
+    // Tokens, experts of one, experts, depth, columns. Blocks of the third have more tiles than are on their way at a time.
+    let shapes =
+        [(1, 4, 32, 320, 48), (1, 4, 32, 96, 33), (4, 4, 64, 192, 720), (2, 3, 40, 256, 130), (21, 2, 9, 64, 40)];
+    let mut cases = Vec::new();
+    for (i, (tokens, top_k, experts, depth, columns)) in shapes.into_iter().enumerate() {
+        for format in ["mxfp4", "q8_0"] {
+            let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+            let bias = if i % 3 == 1 { DType::F32 } else { dtype };
+            let pairs = tokens * top_k;
+            let what = format!("{dtype}, {format}, {tokens} of {top_k} of {experts}, {depth} x {columns}");
+            // A token's experts differ; every seventh pair is padding's.
+            let expert = |pair: usize| (pair / top_k * 5 + pair % top_k * 11 + 1) % experts;
+            let mut order: Vec<usize> = (0..pairs).filter(|pair| pair % 7 != 6).collect();
+            order.sort_by_key(|pair| expert(*pair));
+            let mut places = vec![-1; pairs];
+            order.iter().enumerate().for_each(|(place, pair)| places[*pair] = place as i64);
+            let mut rows = vec![-1; pairs];
+            order.iter().enumerate().for_each(|(place, pair)| rows[place] = (pair / top_k) as i64);
+            let begins = |e: usize| order.iter().filter(|pair| expert(**pair) < e).count() as i64;
+            let offsets = Tensor::int(DType::I32, &[experts + 1], (0..=experts).map(begins).collect());
+            let weight = |g: &mut Builder, name: &str| {
+                g.weight(name, Type::tensor(DType::F32, [experts, columns, depth]).stored_as(named(format)))
+            };
+            let of_bias = |g: &mut Builder, name: &str| g.weight(name, Type::tensor(bias, [experts, columns]));
+            let reached = Sym::new("reached");
+            let mut gate = case("expert_gate_clamped", &what, |g| {
+                let x = g.step_input("x", Type::tensor(dtype, [tokens, depth]))?;
+                let offsets = g.step_input("offsets", Type::tensor(DType::I32, [experts + 1]))?;
+                let index = g.step_input("rows", Type::tensor(DType::I32, [pairs]))?;
+                let mut side = |name: &str| {
+                    let (w, b) = (weight(g, name)?, of_bias(g, &format!("{name}_bias"))?);
+                    let y = g.grouped_linear(x, w, offsets, Some(index), &reached)?;
+                    g.grouped_bias(y, b, offsets)
+                };
+                let (up, gate) = (side("up")?, side("gate")?);
+                Ok(vec![g.clamped_swiglu(gate, up, ClampedSwiglu { alpha: 1.702, limit: 7.0 })?])
+            });
+            gate.given = vec![("offsets", offsets.clone()), ("rows", Tensor::int(DType::I32, &[pairs], rows))];
+            cases.push(gate);
+            for added in [false, true] {
+                let name = if added { "expert_sum_biased_add" } else { "expert_sum_biased" };
+                let mut sum = case(name, &what, |g| {
+                    let x = g.step_input("x", Type::tensor(dtype, [pairs, depth]))?;
+                    let (w, b) = (weight(g, "w")?, of_bias(g, "b")?);
+                    let offsets = g.step_input("offsets", Type::tensor(DType::I32, [experts + 1]))?;
+                    let places = g.step_input("places", Type::tensor(DType::I32, [tokens, top_k]))?;
+                    let weights = g.step_input("weights", Type::tensor(DType::F32, [tokens, top_k]))?;
+                    let y = g.grouped_linear(x, w, offsets, None, &reached)?;
+                    let y = g.grouped_bias(y, b, offsets)?;
+                    let mut sum = g.expert_combine(y, places, weights)?;
+                    if added {
+                        let r = g.step_input("r", Type::tensor(dtype, [tokens, columns]))?;
+                        sum = g.add(r, sum)?;
+                    }
+                    Ok(vec![sum])
+                });
+                let places = Tensor::int(DType::I32, &[tokens, top_k], places.clone());
+                sum.given = vec![("places", places), ("offsets", offsets.clone())];
+                cases.push(sum);
+            }
         }
     }
     cases

@@ -195,6 +195,7 @@ fn weights_in_blocks_are_multiplied_as_they_are_stored() {
     hold(&gpu, &cases::blocks());
     hold(&gpu, &one_row::several_tiles());
     hold(&gpu, &one_row::rows_of_groups());
+    hold(&gpu, &one_row::biased_experts());
 }
 
 #[test]
@@ -215,14 +216,15 @@ fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
 #[test]
 fn groups_for_few_rows_are_made_of_parts_for_many() {
     let registry = CudaKernelRegistry::builtin();
-    let cases = [few::routers(), few::sums_of_experts(), few::products_of_heads(), mixer::mixers()];
+    let cases =
+        [few::routers(), few::sums_of_experts(), few::products_of_heads(), mixer::mixers(), one_row::biased_experts()];
     let mut launched = [0, 0];
     for case in cases.iter().flatten() {
         let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
         let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
         let sources = sources(&registry, &lowered, &Bindings::new());
         let sources = sources.unwrap_or_else(|why| panic!("{}, {}: {why}", case.kernel, case.what));
-        let fused = ["expert_route", "expert_sum", "head_products", "conv_recurrence"];
+        let fused = ["expert_route", "expert_sum", "head_products", "conv_recurrence", "grouped_blocks_row"];
         launched[usize::from(sources.iter().all(|source| fused.contains(&&*source.entry)))] += 1;
     }
     assert!(launched.iter().all(|count| *count > 3), "{launched:?} of parts, and as one");
