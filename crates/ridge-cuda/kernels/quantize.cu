@@ -3,7 +3,8 @@
 // A block makes a row. Defines: D of x, r and the sum; W of the norm's weight; SOURCE, 0 for x itself, 1 for its norm, 2 for
 // the norm of its sum with r, 3 for x as the gate of r; CODE of codes, I8, F8E4M3 or F8E5M2; WHOLE, 1 where a row shares a
 // scale; TENSOR, 1 where all do; VECTORS of 8 that a thread of `quantize_row` holds, 0 for the others; LANES of such threads that share a
-// scale, where a row does not; THREADS of a block of `quantize_row` at most. Numbers: elements of a row, of a group.
+// scale, where a row does not; THREADS of a block of `quantize_row` at most, and RESIDENT such blocks; ROLES of each
+// of its warps. Numbers: elements of a row, of a group.
 
 #if TENSOR
 // The largest magnitude of all, as the bits of a float that is not negative: NaN is above all numbers.
@@ -43,23 +44,28 @@ extern "C" __global__ void quantize_delayed(
         codes[i] = (u8)coder.pair(D::load(x[i]), 0.0f);
 }
 #elif VECTORS
-// A row of 16-bit floats that shares a scale is held in registers: up to VECTORS vectors of 8 elements of each thread.
-union Vector { uint4 whole; D::Raw part[8]; };
+// A row of 16-bit floats is held in registers. Its vectors of 8 elements are shared out as `norm.cu` shares them out over the warps of a
+// block, so that sums of squares are the very same: a warp here has the vectors of ROLES of those warps, VECTORS of each. With two,
+// half as many threads take the divisions of a row, and more rows are on their way at once.
+union Vector { uint4 whole; u32 word[4]; D::Raw part[8]; };
 
 // Between two uses of a vector it is kept as it is, not as eight floats.
 __device__ inline void keep(Vector& v) { asm volatile("" : "+r"(v.whole.x), "+r"(v.whole.y), "+r"(v.whole.z), "+r"(v.whole.w)); }
 
-extern "C" __global__ __launch_bounds__(THREADS, THREADS > 256 ? 1 : VECTORS <= 4 ? 6 : SOURCE == 0 ? 4 : 2) void quantize_row(
+#define HELD (ROLES * VECTORS)
+
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void quantize_row(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
     u8* __restrict__ codes, float* __restrict__ scales, D::Raw* sum, float eps, Numbers<2> n
 ) {
     [[maybe_unused]] __shared__ float squares[32], largest[32];
-    const int row = (int)n.v[0], warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    const int row = (int)n.v[0], lane = threadIdx.x & 31;
+    const int warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     const i64 base = (i64)blockIdx.x * row;
-    auto at = [&](int i) { return (int)(threadIdx.x + i * blockDim.x) * 8; };
-    // Gains are weights, and are on their way before the launch ahead has ended.
-    [[maybe_unused]] Elements<W, 8> gain[VECTORS];
-#if SOURCE == 1 || SOURCE == 2
+    auto at = [&](int i) { return (lane + 32 * (warp + i * warps)) * 8; };
+    // Gains are weights, and are on their way before the launch ahead has ended, where a thread has room for them.
+    [[maybe_unused]] Elements<W, 8> gain[ROLES > 1 ? 1 : VECTORS];
+#if (SOURCE == 1 || SOURCE == 2) && ROLES == 1
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i)
         if (at(i) < row) gain[i] = elements_at<W, 8>(weight + at(i));
@@ -67,17 +73,17 @@ extern "C" __global__ __launch_bounds__(THREADS, THREADS > 256 ? 1 : VECTORS <= 
     others_may_begin();
     after_others();
     // All are on their way before the first is used; what lies behind the row is zeros.
-    Vector value[VECTORS];
-    [[maybe_unused]] Vector other[VECTORS];
+    Vector value[HELD];
+    [[maybe_unused]] Vector other[HELD];
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+    for (int i = 0; i < HELD; ++i) {
         value[i].whole = other[i].whole = make_uint4(0, 0, 0, 0);
         if (at(i) < row) value[i].whole = *(const uint4*)(x + base + at(i));
         if (SOURCE >= 2 && at(i) < row) other[i].whole = *(const uint4*)(r + base + at(i));
     }
 #if SOURCE == 3
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i)
+    for (int i = 0; i < HELD; ++i)
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const float gate = D::load(value[i].part[j]);
@@ -85,51 +91,80 @@ extern "C" __global__ __launch_bounds__(THREADS, THREADS > 256 ? 1 : VECTORS <= 
         }
 #endif
 #if SOURCE == 1 || SOURCE == 2
-    float square = 0.0f;
+    float square[ROLES];
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+    for (int i = 0; i < HELD; ++i) {
 #if SOURCE == 2
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
-            value[i].part[j] = D::store(D::load(value[i].part[j]) + D::load(other[i].part[j]));
+        for (int j = 0; j < 4; ++j) {
+            const float2 a = pair_of(value[i].word[j], D()), b = pair_of(other[i].word[j], D());
+            value[i].part[2 * j] = D::store(a.x + b.x);
+            value[i].part[2 * j + 1] = D::store(a.y + b.y);
+        }
         if (at(i) < row) *(uint4*)(sum + base + at(i)) = value[i].whole;
 #endif
+        float& of_role = square[i % ROLES];
+        if (i < ROLES) of_role = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) square += D::load(value[i].part[j]) * D::load(value[i].part[j]);
+        for (int j = 0; j < 4; ++j) {
+            const float2 a = pair_of(value[i].word[j], D());
+            of_role += a.x * a.x;
+            of_role += a.y * a.y;
+        }
     }
     // In the order of `norm.cu`.
-    for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(~0u, square, step);
-    if (lane == 0) squares[warp] = square;
+#pragma unroll
+    for (int role = 0; role < ROLES; ++role) {
+        for (int step = 16; step > 0; step >>= 1) square[role] += __shfl_xor_sync(~0u, square[role], step);
+        if (lane == 0) squares[warp + role * warps] = square[role];
+    }
     __syncthreads();
-    square = squares[0];
-    for (int w = 1; w < warps; ++w) square += squares[w];
-    const float unit = op_rsqrt(square / (float)row + eps);
+    float all = squares[0];
+    for (int w = 1; w < warps * ROLES; ++w) all += squares[w];
+    const float unit = op_rsqrt(all / (float)row + eps);
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+    for (int i = 0; i < HELD; ++i) {
         keep(value[i]);
+#if ROLES > 1
+        Elements<W, 8> gains = {};
+        if (at(i) < row) gains = elements_at<W, 8>(weight + at(i));
+#else
         if (at(i) >= row) continue;
+        const Elements<W, 8>& gains = gain[i];
+#endif
 #pragma unroll
-        for (int j = 0; j < 8; ++j) value[i].part[j] = D::store(D::load(value[i].part[j]) * unit * W::load(gain[i].part[j]));
+        for (int j = 0; j < 4; ++j) {
+            const float2 a = pair_of(value[i].word[j], D());
+            value[i].part[2 * j] = D::store(a.x * unit * W::load(gains.part[2 * j]));
+            value[i].part[2 * j + 1] = D::store(a.y * unit * W::load(gains.part[2 * j + 1]));
+        }
     }
 #endif
 #if WHOLE
-    float most = 0.0f;
+    u32 larger_pair = 0;
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) most = larger(largest_of_vector<D>(value[i].whole), most);
-    most = largest_of<32>(most);
+    for (int i = 0; i < HELD; ++i) larger_pair = larger_two(larger_of_vector<D>(value[i].whole), larger_pair, D());
+    const float2 two = pair_of(larger_pair, D());
+    const float most = largest_of<32>(larger(two.x, larger(two.y, 0.0f)));
     if (lane == 0) largest[warp] = most;
     __syncthreads();
     const Coder<CODE> coder(largest_of<32>(lane < warps ? largest[lane] : 0.0f));
     if (threadIdx.x == 0) scales[blockIdx.x] = coder.scale;
+    if (!coder.divisor.near) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+        for (int i = 0; i < HELD; ++i)
+            if (at(i) < row) *(uint2*)(codes + base + at(i)) = codes_by_division<CODE, D>(coder, value[i].whole);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
         keep(value[i]);
-        if (at(i) < row) *(uint2*)(codes + base + at(i)) = codes_of<CODE, D>(coder, value[i].whole);
+        if (at(i) < row) *(uint2*)(codes + base + at(i)) = codes_nearby<CODE, D>(coder, value[i].whole);
     }
 #else
     const i64 groups = (row + LANES * 8 - 1) / (LANES * 8);
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
+    for (int i = 0; i < HELD; ++i) {
         // Lanes that lie together have a group.
         const Coder<CODE> coder(largest_of<LANES>(largest_of_vector<D>(value[i].whole)));
         if (at(i) >= row) continue;

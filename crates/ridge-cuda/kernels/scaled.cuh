@@ -58,7 +58,25 @@ template <> struct Coder<I8> {
     template <bool NEAR = false> __device__ u16 pair(float x, float y) const { return (u16)(one<NEAR>(x) | one<NEAR>(y) << 8); }
 };
 
-// The same where the quotient has no shorter way, apart from the code of what usually happens.
+// Two 16-bit floats of a word.
+template <class D> __device__ inline float2 pair_of(u32 word, D) {
+    return make_float2(D::load((typename D::Raw)word), D::load((typename D::Raw)(word >> 16)));
+}
+// In one instruction each.
+__device__ inline float2 pair_of(u32 word, BF16) { return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)); }
+
+// Codes of eight 16-bit floats, by quotients that have the shorter way.
+template <class C, class D> __device__ inline uint2 codes_nearby(const Coder<C>& coder, uint4 values) {
+    const u32 word[4] = {values.x, values.y, values.z, values.w};
+    union { uint2 whole; u16 pair[4]; } c;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 two = pair_of(word[i], D());
+        c.pair[i] = coder.template pair<true>(two.x, two.y);
+    }
+    return c.whole;
+}
+// The same where they have not, apart from the code of what usually happens.
 template <class C, class D> __device__ __noinline__ uint2 codes_by_division(const Coder<C>& coder, uint4 values) {
     const typename D::Raw* value = (const typename D::Raw*)&values;
     union { uint2 whole; u16 pair[4]; } c;
@@ -67,12 +85,7 @@ template <class C, class D> __device__ __noinline__ uint2 codes_by_division(cons
 }
 // Codes of eight 16-bit floats.
 template <class C, class D> __device__ inline uint2 codes_of(const Coder<C>& coder, uint4 values) {
-    const typename D::Raw* value = (const typename D::Raw*)&values;
-    union { uint2 whole; u16 pair[4]; } c;
-    if (!coder.divisor.near) return codes_by_division<C, D>(coder, values);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c.pair[i] = coder.template pair<true>(D::load(value[2 * i]), D::load(value[2 * i + 1]));
-    return c.whole;
+    return coder.divisor.near ? codes_nearby<C, D>(coder, values) : codes_by_division<C, D>(coder, values);
 }
 
 // The larger of a magnitude and one that is not negative; NaN if either is.
@@ -81,13 +94,24 @@ __device__ inline float larger(float x, float magnitude) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(fabsf(x)), "f"(magnitude));
     return most;
 }
+// The larger magnitudes of two words of 16-bit floats, NaN if either is.
+__device__ inline u32 larger_two(u32 a, u32 b, BF16) {
+    u32 most;
+    asm("{.reg .b32 x, y; abs.bf16x2 x, %1; abs.bf16x2 y, %2; max.NaN.bf16x2 %0, x, y;}" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+__device__ inline u32 larger_two(u32 a, u32 b, F16) {
+    u32 most;
+    asm("{.reg .b32 x, y; abs.f16x2 x, %1; abs.f16x2 y, %2; max.NaN.f16x2 %0, x, y;}" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+template <class D> __device__ inline u32 larger_of_vector(uint4 values) {
+    return larger_two(larger_two(values.x, values.y, D()), larger_two(values.z, values.w, D()), D());
+}
 // The largest magnitude of eight 16-bit floats.
 template <class D> __device__ inline float largest_of_vector(uint4 values) {
-    const typename D::Raw* value = (const typename D::Raw*)&values;
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) most = larger(D::load(value[i]), most);
-    return most;
+    const float2 two = pair_of(larger_of_vector<D>(values), D());
+    return larger(two.x, larger(two.y, 0.0f));
 }
 
 // Elements of a row of a group that shares a scale, and of the side of a square block that does.

@@ -63,14 +63,22 @@ fn sums_by_rows(body: &Function) -> bool {
 }
 
 /// `entry` of the text for x of `dtype` and a norm's weight of `weight`; `vectors` of [`PIECE`] elements are what a thread holds, of up to
-/// `threads` of a block.
+/// `threads` of a block, for each of its `roles`: it has what so many threads of a norm alone have.
 fn text(
     entry: &str,
     format: ScaledFormat,
     [dtype, weight]: [DType; 2],
     source: Source,
-    [vectors, threads]: [usize; 2],
+    [vectors, threads, roles]: [usize; 3],
 ) -> Arc<CudaSource> {
+    // Blocks that a multiprocessor has registers for.
+    let resident = match vectors {
+        _ if threads > THREADS => 1,
+        _ if roles > 1 => 8,
+        ..=4 => 6,
+        _ if source == Source::Plain => 4,
+        _ => 2,
+    };
     let number = (source as usize).to_string();
     let lanes = if let ScaleLayout::Group(size) = format.scales { size / PIECE } else { 1 };
     let flag = |on: bool| if on { "1" } else { "0" };
@@ -84,6 +92,8 @@ fn text(
         ("VECTORS", &*vectors.to_string()),
         ("LANES", &*lanes.to_string()),
         ("THREADS", &*threads.to_string()),
+        ("ROLES", &*roles.to_string()),
+        ("RESIDENT", &*resident.to_string()),
     ];
     CudaSource::new(entry, &defines, &QUANTIZE)
 }
@@ -92,6 +102,10 @@ fn text(
 const PIECE: usize = 8;
 /// Vectors of [`PIECE`] elements that a thread holds at most.
 const MAX_VECTORS: usize = 8;
+
+/// Rows from which on threads of norms have two roles, and vectors that they hold at most in each.
+const MANY_ROWS: usize = 1024;
+const MAX_VECTORS_OF_TWO: usize = 2;
 
 /// What makes `count` rows of `inner` elements into codes with scales, and the threads of a block, which makes a row.
 fn rows(
@@ -106,10 +120,13 @@ fn rows(
     let held = inner.div_ceil(PIECE * most);
     let vectors = format.scales != ScaleLayout::Tensor && inner.is_multiple_of(PIECE) && dtypes[0].size_bytes() == 2;
     if vectors && (1..=MAX_VECTORS).contains(&held) {
-        let threads = (inner / PIECE).div_ceil(held).next_multiple_of(32) as u32;
-        return (text("quantize_row", format, dtypes, source, [held, most]), threads);
+        let threads = (inner / PIECE).div_ceil(held).next_multiple_of(32);
+        let two =
+            source == Source::Norm && count >= MANY_ROWS && held <= MAX_VECTORS_OF_TWO && threads.is_multiple_of(64);
+        let (roles, most) = if two { (2, THREADS / 2) } else { (1, most) };
+        return (text("quantize_row", format, dtypes, source, [held, most, roles]), (threads / roles) as u32);
     }
-    (text("quantize", format, dtypes, source, [0, THREADS]), inner.next_multiple_of(32).clamp(32, THREADS) as u32)
+    (text("quantize", format, dtypes, source, [0, THREADS, 1]), inner.next_multiple_of(32).clamp(32, THREADS) as u32)
 }
 
 /// What makes rows of `inner` elements of `dtype` into codes with a scale for each row, and the threads of a block, which
@@ -177,7 +194,7 @@ fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String>
             ("quantize_all", vec![input(0), amax(), codes, scales, numbers(&[x.len()])]),
         ] {
             kernel.actions.extend(
-                blocks(text(entry, format, dtypes, source, [0, THREADS]), groups, THREADS as u32, args).actions,
+                blocks(text(entry, format, dtypes, source, [0, THREADS, 1]), groups, THREADS as u32, args).actions,
             );
         }
         kernel.scratch = 4;
@@ -211,7 +228,7 @@ fn make_delayed(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         ("amax_of", vec![input(0), output(1), numbers(&[x.len()])]),
         ("quantize_delayed", vec![input(0), input(1), output(0), scales, numbers(&[x.len()])]),
     ] {
-        let text = text(entry, format, [x.dtype; 2], Source::Plain, [0, THREADS]);
+        let text = text(entry, format, [x.dtype; 2], Source::Plain, [0, THREADS, 1]);
         kernel.actions.extend(blocks(text, groups, THREADS as u32, args).actions);
     }
     Ok(kernel)

@@ -13,7 +13,8 @@ pub(crate) fn quantised() -> Vec<KernelCase> {
     for codes in [CodeType::Int8, CodeType::F8E4M3] {
         for scales in [ScaleLayout::Row, ScaleLayout::Group(128)] {
             let format = ScaledFormat::new(codes, scales);
-            for (rows, width) in [(1, 8), (3, 264), (17, 4096)] {
+            // Of the most rows threads have two parts each, where they are normed.
+            for (rows, width) in [(1, 8), (3, 264), (17, 4096), (1025, 512)] {
                 let dtype = DType::BF16;
                 let what = format!("{format:?}, {rows} x {width}");
                 let row = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(dtype, [rows, width]));
