@@ -9,7 +9,8 @@
 // warpgroups multiplies 64 rows: it issues the scores of the next tile, then the values of this one, and takes the next tile's
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
 // A cache of codes goes through the registers of four producer warps (`attention_codes_sm90.cuh`), and wgmma multiplies f16.
-// Defines: D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
+// q is rotated in shared memory by those who multiply it, by a table of `rotary_table.cu`: each (ROWS tokens, query head) is met once.
+// Defines: PAIRS of each head that are rotated, 0 for none; D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
 // block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu; FEW: tokens in runs of
 // fewer are left out, 0 for none, and PROMPTS, whether tokens behind their sequences' prompts are (runs.cuh); LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
 // nothing; CONSUMERS; STAGES; what `codes.cuh` takes: of codes CONSUMERS is 2, and PAGED 1. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
@@ -47,6 +48,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #endif
 #if PROMPTS
     const int* __restrict__ prompts,
+#endif
+#if PAIRS
+    const float* __restrict__ turns,
 #endif
     D::Raw* __restrict__ out,
 #if LSE
@@ -228,10 +232,19 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
             const int head = at % heads, token = token_of(at);
 #endif
             const Item& item = items[slot];
+#if PAIRS
+            const int first_token = token_of(at) + own * 64;
+            // On their way before the queries are there. Of rows behind the last token any will do.
+            const Turns by = turns_of(turns + (i64)min(first_token, tokens - 1) * (2 * PAIRS), max(tokens - first_token, 1));
+#endif
             barrier_wait(item_full + 8 * slot, count >> 1 & 1);
             ++count;
 #if !CODED
             const int position[2] = {item.position[first_row], item.position[first_row + 8]};
+#endif
+#if PAIRS
+            rotate_rows(room + slot * Q_BYTES + own * 64 * 128, by);
+            group_wait(4 + own, 128);
 #endif
             const u64 x = swizzled(room + slot * Q_BYTES + own * 64 * 128);
 #if CODED

@@ -51,7 +51,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 45] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 46] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
@@ -90,6 +90,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 45] = [
     norm_rows::ROWS,
     quantize::QUANTIZE,
     rope::ROPE,
+    rope::TABLE,
     sampling::SAMPLE,
     sparse_attention::INDEX,
     tokens::TABLE,

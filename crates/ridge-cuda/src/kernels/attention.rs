@@ -41,6 +41,7 @@ pub(super) const PROMPT: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/runs.cuh"),
     include_str!("../../kernels/attention_items.cuh"),
     include_str!("../../kernels/attention_codes_sm90.cuh"),
+    include_str!("../../kernels/rotate_tile.cuh"),
     include_str!("../../kernels/attention_sm90.cu")
 ))
 .with_hopper()
@@ -212,14 +213,19 @@ impl AttentionCall<'_> {
         set_shared(&mut tiles, 2 * 2 * COLUMNS * self.dim * 2);
         kernel.actions.extend(tiles.actions);
         if mixed {
-            self.and_singles(spec, q, &mut kernel)?;
+            self.and_singles(spec, (q, None), &mut kernel)?;
         }
         Ok(kernel)
     }
 
-    /// `kernel` of tiles, and the tokens that it leaves out, each for itself.
-    fn and_singles(&self, spec: &CudaKernelSpec<'_>, q: OperandSlot, kernel: &mut CudaKernel) -> Result<(), String> {
-        let singles = self.decode(spec, (q, None), kernel.scratch, Apart::Runs(MANY), 0)?;
+    /// `kernel` of tiles, and the tokens that it leaves out, each for itself; `q` is rotated by a rotation beside it.
+    fn and_singles(
+        &self,
+        spec: &CudaKernelSpec<'_>,
+        q: (OperandSlot, Option<&Rope>),
+        kernel: &mut CudaKernel,
+    ) -> Result<(), String> {
+        let singles = self.decode(spec, q, kernel.scratch, Apart::Runs(MANY), 0)?;
         kernel.actions.extend(singles.actions);
         kernel.scratch = singles.scratch;
         Ok(())
@@ -255,18 +261,22 @@ impl AttentionCall<'_> {
     /// On Hopper's tensor cores, a tile of tokens at a time; with `mixed`, tokens of sequences that have fewer than [`MANY`]
     /// in the step each for themselves.
     fn prompt(&self, spec: &CudaKernelSpec<'_>, mixed: bool) -> Result<CudaKernel, String> {
-        let (mut kernel, q) = self.rotated(spec)?;
-        let tiles = self.prompt_tiles(q, Apart::Runs(if mixed { MANY } else { 0 }))?;
+        let on_the_way = self.rope.filter(|rope| !self.normed && rope::has_table(rope));
+        let (mut kernel, q) = match on_the_way {
+            Some(rope) => (rope::table(rope, self.tokens), OperandSlot::Input(0)),
+            None => self.rotated(spec)?,
+        };
+        let tiles = self.prompt_tiles(q, on_the_way, Apart::Runs(if mixed { MANY } else { 0 }))?;
         kernel.actions.extend(tiles.actions);
         if mixed {
-            self.and_singles(spec, q, &mut kernel)?;
+            self.and_singles(spec, (q, on_the_way), &mut kernel)?;
         }
         Ok(kernel)
     }
 
-    /// The launch on Hopper's tensor cores, a tile of tokens at a time, without the tokens that are taken `apart`; q, rotated, is at
-    /// `q`.
-    fn prompt_tiles(&self, q: OperandSlot, apart: Apart) -> Result<CudaKernel, String> {
+    /// The launch on Hopper's tensor cores, a tile of tokens at a time, without the tokens that are taken `apart`; q is at `q`,
+    /// rotated already or else to be rotated by the table of `rope` at the beginning of scratch memory.
+    fn prompt_tiles(&self, q: OperandSlot, rope: Option<&Rope>, apart: Apart) -> Result<CudaKernel, String> {
         // Short rows leave registers for a third warpgroup, whose softmax hides more of the products, where scores are plain.
         // Producers that convert codes take those registers.
         let plain = self.op.window.is_none() && self.op.softcap.is_none() && !self.coded;
@@ -282,6 +292,7 @@ impl AttentionCall<'_> {
             ("LSE", "0".into()),
             ("CONSUMERS", consumers.to_string()),
             ("STAGES", stages.to_string()),
+            ("PAIRS", rope.map_or(0, |rope| rope.inv_freq.len()).to_string()),
         ]);
         defines.extend(apart.defines());
         let q_rows = LaunchArg::Matrix {
@@ -300,6 +311,7 @@ impl AttentionCall<'_> {
         let mut args = vec![q_rows, cache];
         args.extend((self.first + 1..self.first + 4 + self.more()).map(input));
         args.extend(self.prompts(apart));
+        args.extend(rope.map(|_| LaunchArg::Pointer(OperandSlot::Scratch, 0)));
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
         let items = self.tokens.div_ceil(rows) * self.heads;

@@ -1,11 +1,12 @@
 //! Rotations, and what is written to the cache: `kernels/rope.cu`.
 
-use ridge_graph::Function;
 use ridge_graph::ops::{RmsNorm, Rope};
+use ridge_graph::{DType, Function};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, each, grid, input, name, numbers,
+    output,
 };
 
 pub(super) const ROPE: KernelText<'_> = KernelText::new(concat!(
@@ -14,6 +15,11 @@ pub(super) const ROPE: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/rope.cu")
 ))
 .early_launch();
+
+/// The cosines and sines of tokens, for kernels that rotate on their way.
+pub(super) const TABLE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/angles.cuh"), include_str!("../../kernels/rotary_table.cu")))
+        .early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
@@ -115,6 +121,21 @@ fn source(entry: &str, op: Option<&Rope>, defines: &[(&str, &str)]) -> std::sync
 
 fn rope(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     rotate(spec, OperandSlot::Output(0))
+}
+
+/// Does [`table`] take rotations of so many pairs? They are whole vectors of 8.
+pub(super) fn has_table(op: &Rope) -> bool {
+    !op.inv_freq.is_empty() && op.inv_freq.len().is_multiple_of(8)
+}
+
+/// The cosines and sines by which `tokens` tokens at positions of input 1 are rotated, in f32 at the beginning of scratch memory.
+pub(super) fn table(op: &Rope, tokens: usize) -> CudaKernel {
+    let rotation = rotation(Some(op));
+    let defines = rotation.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let source = CudaSource::new("rotary_table", &defines, &TABLE);
+    let pairs = tokens * op.inv_freq.len();
+    let args = vec![input(1), LaunchArg::Pointer(OperandSlot::Scratch, 0), numbers(&[tokens])];
+    CudaKernel { scratch: pairs * 2 * DType::F32.size_bytes(), ..each(source, pairs, args) }
 }
 
 /// Inputs 0 and 1, x and positions, to x rotated at `out`; normed before with the weight between them.

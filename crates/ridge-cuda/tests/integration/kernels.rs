@@ -13,6 +13,7 @@ use crate::convolution;
 use crate::few;
 use crate::mixer;
 use crate::one_row;
+use crate::rotated;
 use crate::running::{run, same_bits};
 use crate::sparse;
 use crate::training;
@@ -326,6 +327,12 @@ fn keys_and_values_of_few_tokens_are_one_launch_with_their_products_and_of_many_
 fn attention_of_long_ragged_and_windowed_steps() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::attentions());
+}
+
+#[test]
+fn prompts_rotate_their_queries_on_the_way() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &rotated::rotated_prompts());
 }
 
 #[test]

@@ -26,6 +26,8 @@ mod one_row;
 mod processes;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]
 mod random;
+#[path = "../common/rotated.rs"]
+mod rotated;
 #[path = "../../../ridge-cpu/tests/common/mod.rs"]
 mod running;
 #[path = "../common/sparse.rs"]

@@ -43,12 +43,12 @@ impl AttentionCall<'_> {
         }
         let (mut there, q) = self.rotated(spec)?;
         if self.op.prompt_lengths {
-            there.actions.extend(self.prompt_tiles(q, Apart::Generated)?.actions);
+            there.actions.extend(self.prompt_tiles(q, None, Apart::Generated)?.actions);
             let singles = self.decode(spec, (q, None), there.scratch, Apart::Generated, SPAN)?;
             there.actions.extend(singles.actions);
             there.scratch = singles.scratch;
         } else {
-            there.actions.extend(self.prompt_tiles(q, Apart::Runs(0))?.actions);
+            there.actions.extend(self.prompt_tiles(q, None, Apart::Runs(0))?.actions);
         }
         let scratch = there.scratch.max(elsewhere.scratch);
         let action = DeviceAction::ByArch { arch: PROMPT_ARCH, actions: there.actions, otherwise: elsewhere.actions };
