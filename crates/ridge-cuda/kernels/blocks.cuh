@@ -219,6 +219,17 @@ struct Q4K {
             out[2 * half + 1] = shifted<D>(w >> 8, 0x000f000f);
         }
     }
+    // Codes as they are, sixteen times as large in odd groups: of f16, subnormal numbers of 2^-24.
+    __device__ static void subnormal(const u8* chunk, int group, int quarter, u32* out) {
+        const u8* at = chunk + 16 + 32 * (group >> 1) + 4 * quarter;
+        const u32 mask = group & 1 ? 0x00f000f0 : 0x000f000f;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 w = *(const u32*)(at + 16 * half);
+            out[2 * half] = w & mask;
+            out[2 * half + 1] = w >> 8 & mask;
+        }
+    }
     __device__ static void scale(const u8* chunk, int group, float& scale, float& minimum) {
         packed_scale(chunk, group, scale, minimum);
     }
@@ -237,6 +248,18 @@ struct Q5K {
             const u32 high = *(const u32*)(chunk + 16 + 16 * half + 4 * quarter) >> group;
             out[2 * half] = shifted<D>(w, 0x000f000f) | (high << 4 & 0x00100010u);
             out[2 * half + 1] = shifted<D>(w >> 8, 0x000f000f) | (high >> 4 & 0x00100010u);
+        }
+    }
+    // As those of Q4K.
+    __device__ static void subnormal(const u8* chunk, int group, int quarter, u32* out) {
+        const u8* at = chunk + 48 + 32 * (group >> 1) + 4 * quarter;
+        const u32 mask = group & 1 ? 0x00f000f0 : 0x000f000f, fifth = group & 1 ? 0x01000100 : 0x00100010;
+        const int place = group & 1 ? 8 : 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 w = *(const u32*)(at + 16 * half), high = *(const u32*)(chunk + 16 + 16 * half + 4 * quarter);
+            out[2 * half] = (w & mask) | ((group < place ? high << (place - group & 31) : high >> (group - place & 31)) & fifth);
+            out[2 * half + 1] = (w >> 8 & mask) | (high >> (8 + group - place) & fifth);
         }
     }
     __device__ static void scale(const u8* chunk, int group, float& scale, float& minimum) {

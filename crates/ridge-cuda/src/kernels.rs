@@ -9,6 +9,7 @@ mod attention;
 mod attention_training;
 mod block_text;
 mod blocks_row;
+mod blocks_rows;
 mod cache_epilogue;
 mod conv_recurrence;
 mod convolution;
@@ -51,7 +52,7 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 46] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 47] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
@@ -63,6 +64,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 46] = [
     attention_training::GRADIENT_SM90,
     attention_training::TRAINING,
     blocks_row::ROW,
+    blocks_rows::SEVERAL,
     conv_recurrence::CONV_RECURRENCE,
     convolution::CAUSAL,
     encode_blocks::ENCODE,

@@ -61,6 +61,11 @@ impl BlockText {
         self.name == "MXFP4"
     }
 
+    /// Are scales of groups of 32 small integers, with which codes have no more bits than f16 has?
+    pub(super) fn is_exact_in_f16(self) -> bool {
+        matches!(self.name, "Q4K" | "Q5K")
+    }
+
     /// Bytes of a stage of a warp's ring: 16 columns, an odd number of 16-byte pieces apart.
     pub(super) fn stage_bytes(self) -> usize {
         let skew = if self.bytes.is_multiple_of(16) { 0 } else { 14 };

@@ -1,15 +1,16 @@
-//! Linears by weights in the block formats of GGUF: `kernels/linear_blocks.cu` reads them in their own bits for few rows (`kernels/blocks_row.cu` for one); for
-//! many, `kernels/decode_blocks.cu` decodes them ahead of matrix products.
+//! Linears by weights in the block formats of GGUF: `kernels/linear_blocks.cu` reads them in their own bits for few rows (`kernels/blocks_row.cu` for one,
+//! `kernels/blocks_rows.cu` for up to 16 on Hopper); for many, `kernels/decode_blocks.cu` decodes them ahead of matrix products.
 
 use ridge_graph::{DType, Function};
 
 use super::block_text::{BlockText, CHUNK, Formats};
-use super::blocks_row;
 use super::entry::CudaKernelEntry;
 use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
 use super::norm;
+use super::{blocks_row, blocks_rows};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, input, name, numbers,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, input, name,
+    numbers,
 };
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
@@ -105,11 +106,20 @@ fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, 
         return decoded(&linears, &formats);
     }
     let formats = Formats::new(formats);
-    let several = || streamed(&linears, &formats);
+    let several = || several(&linears, &formats);
     if linears.rows == 1 { blocks_row::linear(&linears, &formats, several) } else { several() }
 }
 
-/// Every weight read once for several rows, by one launch.
+/// Every weight read once for several rows: by the kernel of Hopper where there is one for so many.
+fn several(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
+    let others = streamed(linears, formats)?;
+    let Some(hopper) = blocks_rows::linear(linears, formats)? else { return Ok(others) };
+    let scratch = hopper.scratch.max(others.scratch);
+    let action = DeviceAction::ByArch { arch: "sm_90a", actions: hopper.actions, otherwise: others.actions };
+    Ok(CudaKernel { scratch, ..action.into() })
+}
+
+/// The same on every GPU.
 fn streamed(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
     let gated = linears.after == LinearEpilogue::Swiglu;
     let sides: usize = if gated { 2 } else { 1 };

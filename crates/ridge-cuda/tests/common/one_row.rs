@@ -1,4 +1,5 @@
-//! Single rows by weights in block formats, at whose sizes blocks of `blocks_row.cu` have several tiles, formats and groups.
+//! Single rows, and a few, by weights in block formats, at whose sizes blocks of `blocks_row.cu` and `blocks_rows.cu` have several tiles,
+//! formats and groups.
 
 use ridge_graph::ops::ClampedSwiglu;
 use ridge_graph::{Builder, DType, FormatRef, Sym, Tensor, Type, format};
@@ -27,6 +28,27 @@ pub(crate) fn several_tiles() -> Vec<KernelCase> {
             let x = g.step_input("x", Type::tensor(dtype, [1, DEPTH]))?;
             let (q, k) = (weight(g, "q", 3000, first)?, weight(g, "k", 2900, second)?);
             Ok(vec![g.linear(x, q)?, g.linear(x, k)?])
+        }));
+    }
+    cases
+}
+
+/// Linears of a few rows, by weights of two formats: of several tiles for each cluster of blocks, and of a depth that none has room for.
+pub(crate) fn few_rows() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for (dtype, rows, depth, [q, k]) in [
+        (DType::BF16, 16, 512, [6000, 1300]),
+        (DType::F16, 8, 768, [2500, 2200]),
+        (DType::BF16, 9, 131 * 256, [40, 30]),
+    ] {
+        let what = format!("{dtype}, {rows} x {depth}, q4_k and q5_k");
+        cases.push(case("linear_blocks_group", &what, |g| {
+            let x = g.step_input("x", Type::tensor(dtype, [rows, depth]))?;
+            let mut weight = |name: &str, columns: usize, format: &str| {
+                let w = g.weight(name, Type::tensor(DType::F32, [columns, depth]).stored_as(named(format)))?;
+                g.linear(x, w)
+            };
+            Ok(vec![weight("q", q, "q4_k")?, weight("k", k, "q5_k")?])
         }));
     }
     cases

@@ -195,6 +195,7 @@ fn weights_in_blocks_are_multiplied_as_they_are_stored() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &cases::blocks());
     hold(&gpu, &one_row::several_tiles());
+    hold(&gpu, &one_row::few_rows());
     hold(&gpu, &one_row::rows_of_groups());
     hold(&gpu, &one_row::biased_experts());
 }

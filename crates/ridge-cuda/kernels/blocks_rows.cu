@@ -1,0 +1,496 @@
+// Linears of one input for several rows by weights of blocks of 256 whose groups of 32 have small integers as scales (Q4_K, Q5_K), read once
+// in their own bits, on Hopper: y = x w^T on tensor cores.
+// Floor: the weights' bytes over bandwidth; not far from it, the instructions that take codes out of their bits.
+// A code times its group's integer scale has 11 bits at most, which f16 holds exactly. Codes are taken as subnormal numbers, by a mask, and
+// multiplied by their scale two at a time; products of a whole block of 256 are then added up by tensor cores, with no more to do for a group.
+// So that x is f16 too, each 256 elements of a row are scaled by a power of two, which puts the largest just below 2^10: what has less than the
+// 8 or 11 bits that it came with is less than 2^-23 of that. Minima, 6-bit integers as well, are multiplied by the sums of x of their groups,
+// each in two f16 that have 22 bits of it, in one more product. What comes out is scaled in f32.
+// A cluster has tiles that follow each other, of two slices of 16 columns, and each of its blocks a part of the depth, of which x lies in
+// shared memory as the fragments of products, a phase at a time. What a block has of a phase, chunks of 256 elements of one tile after
+// another, is divided among its warps evenly, each of which has a ring of its own that runs on from one tile, phase and batch to the next.
+// The sums of a warp's part of a tile are added up in the order of the depth, in shared memory, which holds a batch of tiles; then each block
+// of a cluster makes a part of the results.
+// The order of sums is fixed by shapes alone: a row's result does not depend on the others.
+// Defines: D of x and results; ROWS, 8 or 16; DEPTH, a multiple of 256; CLUSTER, 1, 2 or 4; PHASES, each of PHASE chunks at most, and no fewer
+// than one; WARPS; STAGES of a ring; RING, the bytes of a warp's; BATCH; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and
+// FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1.
+// Numbers: rows, DEPTH, then the columns of each weight.
+
+#define CHUNK 256
+#define GROUPS (CHUNK / 32)
+#define CHUNKS (DEPTH / CHUNK)
+#define TILES (ROWS / 8)
+#define SLICES 2
+// Columns of a tile of results.
+#define COLUMNS (SWIGLU ? 16 : 32)
+#define ROW_BYTES(F) ((u32)((u64)DEPTH * F::BYTES / CHUNK))
+// Sums of a tile: rows of a slice, far enough apart that a warp's stores are to different banks.
+#define LINE 20
+#define SUMS (SLICES * ROWS * LINE)
+#define ALL 0xffffffffu
+
+struct Pointers { const u8* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
+
+// Where a tile's slices are, and how many columns each has.
+struct Tile {
+    const u8* w[SLICES];
+    i64 column[SLICES], columns;
+    int weight;
+};
+
+struct Tiles {
+    const Pointers& p;
+    const i64* columns;
+    __device__ static int of(i64 columns) { return (int)((columns + COLUMNS - 1) / COLUMNS); }
+    __device__ Tile at(int i) const {
+        int weight = 0, before = 0;
+#pragma unroll
+        for (int j = 1; j < COUNT && !SWIGLU; ++j) {
+            const int until = before + (weight == j - 1 ? of(columns[j - 1]) : 0);
+            if (weight == j - 1 && i >= until) weight = j, before = until;
+        }
+        Tile tile;
+        tile.weight = weight;
+        const i64 first = (i64)(i - before) * COLUMNS;
+        const u8* w = p.weight[0];
+        tile.columns = columns[0];
+#pragma unroll
+        for (int j = 1; j < COUNT && !SWIGLU; ++j)
+            if (weight == j) w = p.weight[j], tile.columns = columns[j];
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            tile.w[s] = SWIGLU && s ? p.weight[COUNT - 1] : w;
+            tile.column[s] = first + (SWIGLU ? 0 : 16 * s);
+        }
+        return tile;
+    }
+};
+
+// Chunks of the depth: all that a block has, and those of a phase.
+struct Depth {
+    int first, count;
+    __device__ Depth(int rank, int phase) {
+        const int begin = CHUNKS * rank / CLUSTER, all = CHUNKS * (rank + 1) / CLUSTER - begin;
+        first = begin + all * phase / PHASES;
+        count = begin + all * (phase + 1) / PHASES - first;
+    }
+};
+
+// The part of a phase that warp `warp` has, of so many chunks.
+__device__ inline int part_of(int chunks, int warp) { return chunks * warp / WARPS; }
+
+// Copies of a warp's chunks into its ring: tiles begin .. end - 1, batch by batch and phase by phase.
+template <class F> struct Ring {
+    typedef Column<F> C;
+    static const int SLICE_BYTES = 16 * C::STRIDE, BYTES = SLICES * SLICE_BYTES, COPIES = (16 * C::PIECES + 31) / 32;
+    const Tiles& tiles;
+    int rank, batch, end, phase, tile, chunk, left, stage;
+    u32 to;
+    // Of each copy of this lane: how far it is behind the first column's chunk, and where it goes.
+    u32 behind[COPIES], place[COPIES];
+    const u8* from[SLICES];
+    int columns[SLICES];
+
+    __device__ Ring(const Tiles& tiles, int rank, int begin, int end, u8* ring)
+        : tiles(tiles), rank(rank), batch(begin), end(end), phase(0), stage(0), to(shared_address(ring)) {
+#pragma unroll
+        for (int j = 0; j < COPIES; ++j) {
+            const u32 i = (threadIdx.x & 31) + 32 * j, c = i / C::PIECES, within = i % C::PIECES * 16;
+            behind[j] = c * ROW_BYTES(F) + within;
+            place[j] = c * C::STRIDE + within;
+        }
+        enter();
+    }
+    // The first phase from this one on of which the warp has a part.
+    __device__ void enter() {
+        const int warp = threadIdx.x >> 5;
+        while (batch < end) {
+            const Depth depth(rank, phase);
+            const int all = min(BATCH, end - batch) * depth.count, first = part_of(all, warp);
+            left = part_of(all, warp + 1) - first;
+            if (left > 0) {
+                tile = batch + first / depth.count;
+                chunk = depth.first + first % depth.count;
+                look();
+                return;
+            }
+            turn();
+        }
+    }
+    __device__ void turn() {
+        if (++phase < PHASES) return;
+        phase = 0;
+        batch += BATCH;
+    }
+    __device__ void look() {
+        const Tile t = tiles.at(tile);
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            from[s] = t.w[s] + t.column[s] * ROW_BYTES(F);
+            columns[s] = (int)min(max(t.columns - t.column[s], (i64)0), (i64)16);
+        }
+    }
+    __device__ void fetch() {
+        if (batch < end) {
+#pragma unroll
+            for (int s = 0; s < SLICES; ++s) {
+                const u8* first = from[s] + (u32)chunk * F::BYTES;
+                const u32 base = to + stage * BYTES + s * SLICE_BYTES;
+#pragma unroll
+                for (int j = 0; j < COPIES; ++j)
+                    if ((int)(threadIdx.x & 31) + 32 * j < columns[s] * C::PIECES) stream_async(base + place[j], first + behind[j], true);
+            }
+            const Depth depth(rank, phase);
+            if (--left == 0) {
+                turn();
+                enter();
+            } else if (++chunk == depth.first + depth.count) {
+                chunk = depth.first;
+                ++tile;
+                look();
+            }
+        }
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        copies_end();
+    }
+};
+
+__device__ inline u32 most_of(u32 a, u32 b) {
+    u32 r;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+__device__ inline u32 times(u32 a, u32 b) {
+    u32 r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+// x of a phase: of each chunk and tile of 8 rows the fragments of groups, a lane's four words together, and those of the sums of groups; then of
+// each chunk and row what its scaled elements are multiplied by to be x, those together that a quarter of lanes has.
+struct Fragments {
+    static const int CHUNK_BYTES = TILES * (GROUPS * 512 + 256) + ROWS * 4;
+    uint4* of;
+    uint2* sums;
+    float* factors;
+    __device__ Fragments(u8* at)
+        : of((uint4*)at), sums((uint2*)(at + PHASE * TILES * GROUPS * 512)), factors((float*)(at + PHASE * TILES * (GROUPS * 512 + 256))) {}
+
+    // Volatile, so that it stays behind the wait for the launch ahead.
+    __device__ static uint2 load(const D::Raw* at) {
+        uint2 x;
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(at) : "memory");
+        return x;
+    }
+    // Two elements, scaled.
+    __device__ static u32 scaled(u32 pair, float by, float& sum) {
+        const float low = D::load((u16)pair) * by, high = D::load((u16)(pair >> 16)) * by;
+        sum += low + high;
+        return Mma<F16>::pack(low, high);
+    }
+    __device__ void stage(const D::Raw* x, int rows, Depth depth) {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
+#pragma unroll 1
+        for (int i = warp; i < depth.count * TILES; i += WARPS) {
+            const int chunk = i / TILES, tile = i % TILES, y = tile * 8 + row;
+            const D::Raw* at = x + (i64)y * DEPTH + (depth.first + chunk) * CHUNK + 4 * quarter;
+            uint2 raw[GROUPS][2];
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) raw[g][half] = y < rows ? load(at + 32 * g + 16 * half) : make_uint2(0, 0);
+            u32 pairs = 0;
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    pairs = most_of(pairs, most_of(raw[g][half].x & 0x7fff7fffu, raw[g][half].y & 0x7fff7fffu));
+            pairs = most_of(pairs, __shfl_xor_sync(ALL, pairs, 1));
+            pairs = most_of(pairs, __shfl_xor_sync(ALL, pairs, 2));
+            const u32 most = __float_as_uint(D::load((u16)max(pairs & 0xffff, pairs >> 16)));
+            // Elements are less than 2^(exponent - 126). What is not finite makes all of the chunk no number.
+            const u32 exponent = max(most >> 23, 27u);
+            const float by = __uint_as_float((263 - min(exponent, 254u)) << 23);
+            float sums_of[GROUPS];
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) {
+                u32 words[4];
+                sums_of[g] = 0.0f;
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    pair_up(raw[g][half], words + 2 * half);
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) words[2 * half + j] = scaled(words[2 * half + j], by, sums_of[g]);
+                }
+                of[((chunk * GROUPS + g) * TILES + tile) * 32 + lane] = make_uint4(words[0], words[1], words[2], words[3]);
+            }
+            // The sums of groups 2 quarter and 2 quarter + 1.
+            float four[4], two[2];
+#pragma unroll
+            for (int g = 0; g < 4; ++g) {
+                const float mine = quarter & 2 ? sums_of[4 + g] : sums_of[g], other = quarter & 2 ? sums_of[g] : sums_of[4 + g];
+                four[g] = mine + __shfl_xor_sync(ALL, other, 2);
+            }
+#pragma unroll
+            for (int g = 0; g < 2; ++g) {
+                const float mine = quarter & 1 ? four[2 + g] : four[g], other = quarter & 1 ? four[g] : four[2 + g];
+                two[g] = mine + __shfl_xor_sync(ALL, other, 1);
+            }
+            const u32 upper = Mma<F16>::pack(two[0], two[1]);
+            const u32 lower = Mma<F16>::pack(two[0] - F16::load((u16)upper), two[1] - F16::load((u16)(upper >> 16)));
+            sums[(chunk * TILES + tile) * 32 + lane] = make_uint2(upper, lower);
+            if (quarter == 0)
+                factors[chunk * ROWS + (row >> 1) * 2 * TILES + 2 * tile + (row & 1)] =
+                    most < 0x7f800000u ? __uint_as_float((exponent - 9) << 23) : QNAN;
+        }
+    }
+};
+
+// What a lane has of a column's block: its scales' bytes, two words of them, its minima of groups 2 quarter and 2 quarter + 1, as subnormal
+// numbers, and the factors of both.
+struct Header {
+    u32 scales[2], minima;
+    float scale, minimum;
+    __device__ Header(const u8* chunk, int quarter) {
+        u32 w[4];
+        load_words<4>(w, shared_address(chunk));
+        scales[0] = w[1] & 0x3f3f3f3fu;
+        scales[1] = (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
+        const u32 of_minima = quarter & 2 ? (w[3] >> 4 & 0x0f0f0f0fu) | (w[2] >> 2 & 0x30303030u) : w[2] & 0x3f3f3f3fu;
+        minima = __byte_perm(of_minima, 0, quarter & 1 ? 0x4342 : 0x4140);
+        // Scaled codes have 2^-19 and minima 2^-24.
+        scale = F16::load((u16)w[0]) * 524288.0f;
+        minimum = F16::load((u16)(w[0] >> 16)) * 16777216.0f;
+    }
+    // What codes of a group, subnormal numbers as they are (those of odd groups sixteen times as large), are multiplied by, twice.
+    __device__ u32 factors(int group) const {
+        const u32 above = __byte_perm(scales[group >> 2], 0x64, 0x4040 + (group & 3) * 0x0101);
+        return group & 1 ? Half<F16>::fma(above, 0x40004000, 0xe800e800) : Half<F16>::fma(above, 0x50005000, 0xf800f800);
+    }
+};
+
+// Adds the products of a chunk to a lane's sums: of columns `row` and `row + 8` of each slice and rows 2 quarter, 2 quarter + 1 of each tile.
+template <class F> __device__ inline void multiply(
+    const u8* at, const uint4* x, const uint2* sums_of_x, const float* factors, float (&total)[SLICES][TILES][4]
+) {
+    const int lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
+    const u8* upper = at + row * Column<F>::STRIDE;
+    const int below = 8 * Column<F>::STRIDE;
+    float sum[SLICES][TILES][4] = {};
+    const Header headers[SLICES][2] = {
+        {Header(upper, quarter), Header(upper + below, quarter)},
+        {Header(upper + Ring<F>::SLICE_BYTES, quarter), Header(upper + Ring<F>::SLICE_BYTES + below, quarter)},
+    };
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+        uint4 b[TILES];
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) b[t] = x[(group * TILES + t) * 32 + lane];
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            u32 codes[2][4];
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const u32 by = headers[s][side].factors(group);
+                F::subnormal(upper + s * Ring<F>::SLICE_BYTES + side * below, group, quarter, codes[side]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) codes[side][i] = times(codes[side][i], by);
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                Mma<F16>::of(sum[s][t], codes[0][0], codes[1][0], codes[0][1], codes[1][1], b[t].x, b[t].y);
+                Mma<F16>::of(sum[s][t], codes[0][2], codes[1][2], codes[0][3], codes[1][3], b[t].z, b[t].w);
+            }
+        }
+    }
+    float by[2 * TILES];
+    load_words<2 * TILES>((u32*)by, shared_address(factors + quarter * 2 * TILES));
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+        const uint2 b = sums_of_x[t * 32 + lane];
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            const Header &above = headers[s][0], &under = headers[s][1];
+            float minimum[4] = {};
+            Mma<F16>::of(minimum, above.minima, under.minima, above.minima, under.minima, b.x, b.y);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const Header& header = headers[s][e >> 1];
+                const float value = fmaf(-header.minimum, minimum[e], header.scale * sum[s][t][e]);
+                total[s][t][e] = fmaf(by[2 * t + (e & 1)], value, total[s][t][e]);
+            }
+        }
+    }
+}
+
+// What a block has in shared memory: rings, x of a phase, and the sums of the tiles of a batch and of each warp's first part.
+struct Shared {
+    u8* rings;
+    Fragments x;
+    float* sums;
+    __device__ Shared(u8* at) : rings(at), x(at + WARPS * RING), sums((float*)(at + WARPS * RING + PHASE * Fragments::CHUNK_BYTES)) {}
+};
+
+__device__ inline void meet_cluster() {
+#if CLUSTER > 1
+    cluster_arrive();
+    cluster_wait();
+#else
+    __syncthreads();
+#endif
+}
+
+// The sum of what blocks of the cluster have at the same place, in their order.
+__device__ inline float sum_of_cluster(const float* at) {
+#if CLUSTER > 1
+    float sums[CLUSTER], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < CLUSTER; ++i)
+        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(sums[i]) : "r"(of_rank(shared_address(at), i)) : "memory");
+#pragma unroll
+    for (int i = 0; i < CLUSTER; ++i) sum += sums[i];
+    return sum;
+#else
+    return *at;
+#endif
+}
+
+// The tiles begin .. end - 1 of the cluster. `ready` is called when weights are on their way, `prepare` where x of a phase is wanted, and
+// `store` with the sums of both slices of a batch's tiles.
+template <class F, class Ready, class Prepare, class Store> __device__ inline void over_tiles(
+    const Tiles& tiles, int rank, int begin, int end, const Shared& shared, Ready ready, Prepare prepare, Store store
+) {
+    typedef Ring<F> R;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
+    u8* buffer = shared.rings + warp * RING;
+    R ring(tiles, rank, begin, end, buffer);
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; ++i) ring.fetch();
+    ready();
+    int stage = 0;
+    for (int batch = begin; batch < end; batch += BATCH) {
+        for (int phase = 0; phase < PHASES; ++phase) {
+            prepare(phase);
+            const Depth depth(rank, phase);
+            const int all = min(BATCH, end - batch) * depth.count, first = part_of(all, warp), last = part_of(all, warp + 1);
+            int tile = batch + first / depth.count, chunk = first % depth.count;
+            // What another warp has begun has a place of its own.
+            bool apart = chunk > 0;
+            float total[SLICES][TILES][4] = {};
+            for (int i = first; i < last; ++i) {
+                copies_wait<STAGES - 2>();
+                __syncwarp();
+                ring.fetch();
+                multiply<F>(
+                    buffer + stage * R::BYTES, shared.x.of + chunk * GROUPS * TILES * 32, shared.x.sums + chunk * TILES * 32,
+                    shared.x.factors + chunk * ROWS, total
+                );
+                stage = stage == STAGES - 1 ? 0 : stage + 1;
+                if (++chunk < depth.count && i + 1 < last) continue;
+                float* to = shared.sums + (apart ? BATCH + warp : tile - batch) * SUMS;
+                const bool adds = phase > 0 && !apart;
+#pragma unroll
+                for (int s = 0; s < SLICES; ++s)
+#pragma unroll
+                    for (int y = 0; y < TILES; ++y)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            float& at = to[(s * ROWS + y * 8 + quarter * 2 + (e & 1)) * LINE + row + 8 * (e >> 1)];
+                            at = adds ? at + total[s][y][e] : total[s][y][e];
+                            total[s][y][e] = 0.0f;
+                        }
+                apart = false;
+                chunk = 0;
+                ++tile;
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (int w = 1; w < WARPS; ++w) {
+                const int of_w = part_of(all, w);
+                if (of_w % depth.count == 0 || of_w >= part_of(all, w + 1)) continue;
+                float *to = shared.sums + of_w / depth.count * SUMS, *from = shared.sums + (BATCH + w) * SUMS;
+                for (int e = threadIdx.x; e < SUMS; e += WARPS * 32) to[e] += from[e];
+            }
+        }
+        meet_cluster();
+        store(batch, min(BATCH, end - batch));
+        // The next batch's sums take the place of these.
+        meet_cluster();
+    }
+}
+
+extern "C" __global__
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
+    const D::Raw* x, const D::Raw* __restrict__ r, const void* gain, float eps, Pointers p, Numbers<2 + COUNT> n
+) {
+    extern __shared__ uint4 memory[];
+    const Shared shared((u8*)memory);
+    const int formats[] = {FORMATS};
+    const int rank = (int)(blockIdx.x % CLUSTER), cluster = (int)(blockIdx.x / CLUSTER), clusters = (int)(gridDim.x / CLUSTER);
+    const int rows = (int)n.v[0];
+    const Tiles tiles = {p, n.v + 2};
+    auto ready = [] {
+        others_may_begin();
+        after_others();
+    };
+    int resident = -1;
+    auto prepare = [&](int phase) {
+        if (phase == resident) return;
+        __syncthreads();
+        Fragments fragments = shared.x;
+        fragments.stage(x, rows, Depth(rank, phase));
+        resident = phase;
+        __syncthreads();
+    };
+    auto store = [&](int batch, int count) {
+        const int of_tile = COLUMNS * ROWS;
+        for (int i = rank * WARPS * 32 + threadIdx.x; i < count * of_tile; i += CLUSTER * WARPS * 32) {
+            const int of = i / of_tile, c = i % 16, line = i % of_tile / 16, y = line % ROWS, slice = line / ROWS;
+            const Tile tile = tiles.at(batch + of);
+            const i64 column = tile.column[0] + 16 * slice + c;
+            if (y >= rows || column >= tile.columns) continue;
+            const float* at = shared.sums + of * SUMS + y * LINE + c;
+            float value = sum_of_cluster(at + slice * ROWS * LINE);
+            D::Raw* out = p.out[0];
+            const void* bias = p.bias[0];
+#pragma unroll
+            for (int j = 1; j < COUNT && !SWIGLU; ++j)
+                if (tile.weight == j) out = p.out[j], bias = p.bias[j];
+            const i64 place = (i64)y * tile.columns + column;
+            if (BIAS) value = value + ::at<BIAS_TYPE>(bias, column);
+            if (SWIGLU) value = gated<D>(value, sum_of_cluster(at + ROWS * LINE));
+            if (ADD) value = D::load(r[place]) + D::wrap(value);
+            out[place] = D::store(value);
+        }
+    };
+    int all = 0;
+#pragma unroll
+    for (int i = 0; i < (SWIGLU ? 1 : COUNT); ++i) all += Tiles::of(n.v[2 + i]);
+    const int begin = (int)((i64)all * cluster / clusters), end = (int)((i64)all * (cluster + 1) / clusters);
+    // Weights of one format that follow each other are one run of tiles.
+    int from = 0;
+#pragma unroll
+    for (int i = 0; i < (SWIGLU ? 1 : COUNT); ++i) {
+        if (i > 0 && formats[i] == formats[i - 1]) continue;
+        int to = from;
+#pragma unroll
+        for (int j = i; j < (SWIGLU ? 1 : COUNT); ++j) {
+            if (formats[j] != formats[i]) break;
+            to += Tiles::of(n.v[2 + j]);
+        }
+        const int first = max(begin, from), last = min(end, to);
+        switch (formats[i]) {
+#define RUN(f, F) \
+    case f: \
+        if (i == 0) over_tiles<F>(tiles, rank, first, last, shared, ready, prepare, store); \
+        else over_tiles<F>(tiles, rank, first, last, shared, [] {}, prepare, store); \
+        break;
+            EACH_FORMAT(RUN)
+        }
+        from = to;
+    }
+}

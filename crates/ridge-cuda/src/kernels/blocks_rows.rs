@@ -1,0 +1,124 @@
+//! Products of several rows by weights in blocks of few bits on Hopper: `kernels/blocks_rows.cu`.
+
+use super::block_text::{BlockText, CHUNK, Formats};
+use super::linear_call::{LinearCall, LinearEpilogue, flag};
+use crate::gemm::PROCESSORS;
+use crate::kernel::{CudaKernel, CudaSource, KernelText, grid, name};
+
+/// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
+pub(super) const SEVERAL: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/blocks_rows.cu")))
+        .with_hopper()
+        .early_launch();
+
+/// Maximum number of rows.
+const MAX_ROWS: usize = 16;
+/// Warps of a block, of which a multiprocessor has one.
+const WARPS: usize = 8;
+/// Slices of 16 columns of a tile.
+const SLICES: usize = 2;
+/// Shared memory of a block of Hopper, less what the launch itself takes of it.
+const ROOM: usize = 226 << 10;
+/// Tiles of a batch that are enough, where blocks have more.
+const ENOUGH_TILES: usize = 4;
+
+/// Stages of a ring, by which weights are on their way, from what is best on; and blocks of a cluster, from the fewest on.
+const STAGES: [usize; 2] = [3, 2];
+const CLUSTERS: [usize; 2] = [2, 4];
+
+/// How blocks divide the work.
+struct Division {
+    /// `ROWS`, `CLUSTER`, `PHASES`, `PHASE`, `STAGES`, `RING` and `BATCH` of the text.
+    rows: usize,
+    cluster: usize,
+    phases: usize,
+    phase: usize,
+    stages: usize,
+    ring: usize,
+    batch: usize,
+    /// Bytes of a block's shared memory.
+    shared: usize,
+}
+
+impl Division {
+    /// For so many rows of `depth` and so many tiles of weights in `formats`; `None` where a block has no room.
+    fn new(rows: usize, depth: usize, tiles: usize, formats: &Formats) -> Option<Self> {
+        let rows = if rows <= 8 { 8 } else { MAX_ROWS };
+        let chunks = depth / CHUNK;
+        // As `SUMS` and `Fragments` of the text.
+        let sums = SLICES * rows * 20 * 4;
+        let of_phase = |phase: usize| phase * (rows / 8 * (CHUNK / 32 * 512 + 256) + rows * 4);
+        let with = |cluster: usize, stages: usize, phases: usize| {
+            let tiles = tiles.div_ceil(PROCESSORS / cluster);
+            let phase = chunks.div_ceil(cluster).div_ceil(phases);
+            let ring = formats.distinct().map(|f| SLICES * stages * f.stage_bytes()).max()?;
+            let before = WARPS * ring + of_phase(phase);
+            let room = (ROOM.checked_sub(before)? / sums).checked_sub(WARPS)?;
+            // Batches of as many tiles each.
+            let batch = tiles.div_ceil(tiles.div_ceil(room.max(1)));
+            let shared = before + (WARPS + batch) * sums;
+            (room >= tiles.min(ENOUGH_TILES)).then_some(Self {
+                rows,
+                cluster,
+                phases,
+                phase,
+                stages,
+                ring,
+                batch,
+                shared,
+            })
+        };
+        let clusters = || CLUSTERS.into_iter().filter(|&cluster| cluster <= chunks);
+        let widest = clusters().next_back().unwrap_or(1);
+        // x that stays is read once; where it does not fit, it is read for each batch.
+        let stays = STAGES.into_iter().find_map(|stages| clusters().find_map(|cluster| with(cluster, stages, 1)));
+        let turns = |stages| (1..=chunks / widest).find_map(|phases| with(widest, stages, phases));
+        stays.or_else(|| STAGES.into_iter().find_map(turns))
+    }
+}
+
+/// Linears of 2 to [`MAX_ROWS`] rows by weights of these formats; `None` for other rows and formats, and where blocks have no room.
+///
+/// # Errors
+/// As a norm ahead of them has.
+pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Option<CudaKernel>, String> {
+    if !(2..=MAX_ROWS).contains(&linears.rows) || !formats.distinct().all(BlockText::is_exact_in_f16) {
+        return Ok(None);
+    }
+    let gated = linears.after == LinearEpilogue::Swiglu;
+    let tiles = linears.tiles(if gated { 16 } else { 16 * SLICES });
+    if tiles == 0 {
+        return Ok(Some(CudaKernel::default()));
+    }
+    let Some(division) = Division::new(linears.rows, linears.depth, tiles, formats) else { return Ok(None) };
+    let Division { rows, cluster, phases, phase, stages, ring, batch, shared } = division;
+    // A norm of several rows on the way would keep the weights waiting.
+    let (mut kernel, x) = linears.normed()?;
+    let [rows, of_cluster, phases, phase, stages, ring, batch, warps, depth, count] =
+        [rows, cluster, phases, phase, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
+    let defines = [
+        ("D", name(linears.x().dtype)),
+        ("ROWS", &*rows),
+        ("DEPTH", &*depth),
+        ("CLUSTER", &*of_cluster),
+        ("PHASES", &*phases),
+        ("PHASE", &*phase),
+        ("WARPS", &*warps),
+        ("STAGES", &*stages),
+        ("RING", &*ring),
+        ("BATCH", &*batch),
+        ("COUNT", &*count),
+        ("EACH_FORMAT(F)", &*formats.each()),
+        ("FORMATS", &*formats.places()),
+        ("ADD", flag(linears.after == LinearEpilogue::Add)),
+        ("BIAS", flag(linears.biases)),
+        ("BIAS_TYPE", name(linears.spec.inputs[linears.bias(0)].dtype)),
+        ("SWIGLU", flag(gated)),
+    ];
+    let source = CudaSource::new("linear_blocks_rows", &defines, &SEVERAL.persistent(cluster as u32));
+    let blocks = [tiles * cluster, 1, 1];
+    let mut launch = grid(source, blocks, 32 * WARPS as u32, linears.streaming_args(x))?;
+    linears.prefetch_weights(&mut launch, shared as u32);
+    kernel.actions.extend(launch.actions);
+    Ok(Some(kernel))
+}
