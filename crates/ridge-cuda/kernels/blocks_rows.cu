@@ -11,10 +11,12 @@
 // another, is divided among its warps evenly, each of which has a ring of its own that runs on from one tile, phase and batch to the next.
 // The sums of a warp's part of a tile are added up in the order of the depth, in shared memory, which holds a batch of tiles; then each block
 // of a cluster makes a part of the results.
+// A norm multiplies x by its gains as it comes, and results by the factor of their row, when squares of all the depth are known.
 // The order of sums is fixed by shapes alone: a row's result does not depend on the others.
 // Defines: D of x and results; ROWS, 8 or 16; DEPTH, a multiple of 256; CLUSTER, 1, 2 or 4; PHASES, each of PHASE chunks at most, and no fewer
 // than one; WARPS; STAGES of a ring; RING, the bytes of a warp's; BATCH; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and
-// FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1.
+// FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, whether x
+// is normed on the way, 0 or 1, with NORM_TYPE, the dtype of gains.
 // Numbers: rows, DEPTH, then the columns of each weight.
 
 #define CHUNK 256
@@ -28,6 +30,8 @@
 // Sums of a tile: rows of a slice, far enough apart that a warp's stores are to different banks.
 #define LINE 20
 #define SUMS (SLICES * ROWS * LINE)
+// Chunks of the depth that a block of a cluster has at most.
+#define OWN_CHUNKS ((CHUNKS + CLUSTER - 1) / CLUSTER)
 #define ALL 0xffffffffu
 
 struct Pointers { const u8* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
@@ -156,11 +160,6 @@ template <class F> struct Ring {
     }
 };
 
-__device__ inline u32 most_of(u32 a, u32 b) {
-    u32 r;
-    asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
 __device__ inline u32 times(u32 a, u32 b) {
     u32 r;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -183,34 +182,42 @@ struct Fragments {
         asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(at) : "memory");
         return x;
     }
-    // Two elements, scaled.
-    __device__ static u32 scaled(u32 pair, float by, float& sum) {
-        const float low = D::load((u16)pair) * by, high = D::load((u16)(pair >> 16)) * by;
-        sum += low + high;
-        return Mma<F16>::pack(low, high);
-    }
-    __device__ void stage(const D::Raw* x, int rows, Depth depth) {
+    __device__ void stage(const D::Raw* x, const NORM_TYPE::Raw* gain, int rows, Depth depth, float* squares) {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
 #pragma unroll 1
         for (int i = warp; i < depth.count * TILES; i += WARPS) {
-            const int chunk = i / TILES, tile = i % TILES, y = tile * 8 + row;
-            const D::Raw* at = x + (i64)y * DEPTH + (depth.first + chunk) * CHUNK + 4 * quarter;
+            const int chunk = i / TILES, tile = i % TILES, y = tile * 8 + row, first = (depth.first + chunk) * CHUNK + 4 * quarter;
+            const D::Raw* at = x + (i64)y * DEPTH + first;
             uint2 raw[GROUPS][2];
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) raw[g][half] = y < rows ? load(at + 32 * g + 16 * half) : make_uint2(0, 0);
-            u32 pairs = 0;
+            // As fragments have them.
+            float v[GROUPS][2][4], most_of = 0.0f;
+            [[maybe_unused]] float square = 0.0f;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    pairs = most_of(pairs, most_of(raw[g][half].x & 0x7fff7fffu, raw[g][half].y & 0x7fff7fffu));
-            pairs = most_of(pairs, __shfl_xor_sync(ALL, pairs, 1));
-            pairs = most_of(pairs, __shfl_xor_sync(ALL, pairs, 2));
-            const u32 most = __float_as_uint(D::load((u16)max(pairs & 0xffff, pairs >> 16)));
-            // Elements are less than 2^(exponent - 126). What is not finite makes all of the chunk no number.
-            const u32 exponent = max(most >> 23, 27u);
+                for (int half = 0; half < 2; ++half) {
+                    float(&of)[4] = v[g][half];
+                    const uint2 r = raw[g][half];
+                    of[0] = D::load((u16)r.x), of[2] = D::load((u16)(r.x >> 16)), of[1] = D::load((u16)r.y), of[3] = D::load((u16)(r.y >> 16));
+#if NORM
+                    const Elements<NORM_TYPE, 4> gains = elements_at<NORM_TYPE, 4>(gain + first + 32 * g + 16 * half);
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        square = fmaf(of[e], of[e], square);
+                        of[e] *= NORM_TYPE::load(gains.part[e >> 1 | (e & 1) << 1]);
+                    }
+#endif
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) most_of = fmaxf(most_of, fabsf(of[e]));
+                }
+            most_of = fmaxf(most_of, __shfl_xor_sync(ALL, most_of, 1));
+            most_of = fmaxf(most_of, __shfl_xor_sync(ALL, most_of, 2));
+            // Elements are less than 2^(exponent - 126). What is infinite makes all of the chunk no number.
+            const u32 most = __float_as_uint(most_of), exponent = max(most >> 23, 27u);
             const float by = __uint_as_float((263 - min(exponent, 254u)) << 23);
             float sums_of[GROUPS];
 #pragma unroll
@@ -218,11 +225,13 @@ struct Fragments {
                 u32 words[4];
                 sums_of[g] = 0.0f;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    pair_up(raw[g][half], words + 2 * half);
+                for (int half = 0; half < 2; ++half)
 #pragma unroll
-                    for (int j = 0; j < 2; ++j) words[2 * half + j] = scaled(words[2 * half + j], by, sums_of[g]);
-                }
+                    for (int j = 0; j < 2; ++j) {
+                        const float low = v[g][half][2 * j] * by, high = v[g][half][2 * j + 1] * by;
+                        words[2 * half + j] = Mma<F16>::pack(low, high);
+                        sums_of[g] += low + high;
+                    }
                 of[((chunk * GROUPS + g) * TILES + tile) * 32 + lane] = make_uint4(words[0], words[1], words[2], words[3]);
             }
             // The sums of groups 2 quarter and 2 quarter + 1.
@@ -240,6 +249,11 @@ struct Fragments {
             const u32 upper = Mma<F16>::pack(two[0], two[1]);
             const u32 lower = Mma<F16>::pack(two[0] - F16::load((u16)upper), two[1] - F16::load((u16)(upper >> 16)));
             sums[(chunk * TILES + tile) * 32 + lane] = make_uint2(upper, lower);
+#if NORM
+            square += __shfl_xor_sync(ALL, square, 1);
+            square += __shfl_xor_sync(ALL, square, 2);
+            if (quarter == 0) squares[chunk * ROWS + y] = square;
+#endif
             if (quarter == 0)
                 factors[chunk * ROWS + (row >> 1) * 2 * TILES + 2 * tile + (row & 1)] =
                     most < 0x7f800000u ? __uint_as_float((exponent - 9) << 23) : QNAN;
@@ -324,12 +338,15 @@ template <class F> __device__ inline void multiply(
     }
 }
 
-// What a block has in shared memory: rings, x of a phase, and the sums of the tiles of a batch and of each warp's first part.
+// What a block has in shared memory: rings, x of a phase, the sums of the tiles of a batch and of each warp's first part, and for a norm the
+// squares of rows, of all chunks and of each.
 struct Shared {
     u8* rings;
     Fragments x;
-    float* sums;
-    __device__ Shared(u8* at) : rings(at), x(at + WARPS * RING), sums((float*)(at + WARPS * RING + PHASE * Fragments::CHUNK_BYTES)) {}
+    float *sums, *squares;
+    __device__ Shared(u8* at)
+        : rings(at), x(at + WARPS * RING), sums((float*)(at + WARPS * RING + PHASE * Fragments::CHUNK_BYTES)),
+          squares(sums + (BATCH + WARPS) * SUMS) {}
 };
 
 __device__ inline void meet_cluster() {
@@ -425,7 +442,7 @@ extern "C" __global__
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
-    const D::Raw* x, const D::Raw* __restrict__ r, const void* gain, float eps, Pointers p, Numbers<2 + COUNT> n
+    const D::Raw* x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps, Pointers p, Numbers<2 + COUNT> n
 ) {
     extern __shared__ uint4 memory[];
     const Shared shared((u8*)memory);
@@ -442,9 +459,19 @@ __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
         if (phase == resident) return;
         __syncthreads();
         Fragments fragments = shared.x;
-        fragments.stage(x, rows, Depth(rank, phase));
+        const Depth depth(rank, phase);
+        const int before = depth.first - Depth(rank, 0).first;
+        fragments.stage(x, gain, rows, depth, shared.squares + (1 + before) * ROWS);
         resident = phase;
         __syncthreads();
+#if NORM
+        // Others read this behind the barrier before results.
+        if (threadIdx.x < ROWS && phase == PHASES - 1) {
+            float sum = 0.0f;
+            for (int i = 0; i < before + depth.count; ++i) sum += shared.squares[(1 + i) * ROWS + threadIdx.x];
+            shared.squares[threadIdx.x] = sum;
+        }
+#endif
     };
     auto store = [&](int batch, int count) {
         const int of_tile = COLUMNS * ROWS;
@@ -455,6 +482,12 @@ __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
             if (y >= rows || column >= tile.columns) continue;
             const float* at = shared.sums + of * SUMS + y * LINE + c;
             float value = sum_of_cluster(at + slice * ROWS * LINE);
+#if NORM
+            const float unit = op_rsqrt(sum_of_cluster(shared.squares + y) / (float)DEPTH + eps);
+            value *= unit;
+#else
+            const float unit = 1.0f;
+#endif
             D::Raw* out = p.out[0];
             const void* bias = p.bias[0];
 #pragma unroll
@@ -462,7 +495,7 @@ __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
                 if (tile.weight == j) out = p.out[j], bias = p.bias[j];
             const i64 place = (i64)y * tile.columns + column;
             if (BIAS) value = value + ::at<BIAS_TYPE>(bias, column);
-            if (SWIGLU) value = gated<D>(value, sum_of_cluster(at + ROWS * LINE));
+            if (SWIGLU) value = gated<D>(value, unit * sum_of_cluster(at + ROWS * LINE));
             if (ADD) value = D::load(r[place]) + D::wrap(value);
             out[place] = D::store(value);
         }

@@ -3,7 +3,7 @@
 use super::block_text::{BlockText, CHUNK, Formats};
 use super::linear_call::{LinearCall, LinearEpilogue, flag};
 use crate::gemm::PROCESSORS;
-use crate::kernel::{CudaKernel, CudaSource, KernelText, grid, name};
+use crate::kernel::{CudaKernel, CudaSource, KernelText, OperandSlot, grid, name};
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
 pub(super) const SEVERAL: KernelText<'_> =
@@ -42,7 +42,7 @@ struct Division {
 
 impl Division {
     /// For so many rows of `depth` and so many tiles of weights in `formats`; `None` where a block has no room.
-    fn new(rows: usize, depth: usize, tiles: usize, formats: &Formats) -> Option<Self> {
+    fn new(rows: usize, depth: usize, tiles: usize, formats: &Formats, normed: bool) -> Option<Self> {
         let rows = if rows <= 8 { 8 } else { MAX_ROWS };
         let chunks = depth / CHUNK;
         // As `SUMS` and `Fragments` of the text.
@@ -52,7 +52,8 @@ impl Division {
             let tiles = tiles.div_ceil(PROCESSORS / cluster);
             let phase = chunks.div_ceil(cluster).div_ceil(phases);
             let ring = formats.distinct().map(|f| SLICES * stages * f.stage_bytes()).max()?;
-            let before = WARPS * ring + of_phase(phase);
+            let squares = if normed { (chunks.div_ceil(cluster) + 1) * rows * 4 } else { 0 };
+            let before = WARPS * ring + of_phase(phase) + squares;
             let room = (ROOM.checked_sub(before)? / sums).checked_sub(WARPS)?;
             // Batches of as many tiles each.
             let batch = tiles.div_ceil(tiles.div_ceil(room.max(1)));
@@ -90,12 +91,13 @@ pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Opti
     if tiles == 0 {
         return Ok(Some(CudaKernel::default()));
     }
-    let Some(division) = Division::new(linears.rows, linears.depth, tiles, formats) else { return Ok(None) };
+    let Some(division) = Division::new(linears.rows, linears.depth, tiles, formats, linears.norm.is_some()) else {
+        return Ok(None);
+    };
     let Division { rows, cluster, phases, phase, stages, ring, batch, shared } = division;
-    // A norm of several rows on the way would keep the weights waiting.
-    let (mut kernel, x) = linears.normed()?;
     let [rows, of_cluster, phases, phase, stages, ring, batch, warps, depth, count] =
         [rows, cluster, phases, phase, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
+    let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
     let defines = [
         ("D", name(linears.x().dtype)),
         ("ROWS", &*rows),
@@ -114,11 +116,13 @@ pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Opti
         ("BIAS", flag(linears.biases)),
         ("BIAS_TYPE", name(linears.spec.inputs[linears.bias(0)].dtype)),
         ("SWIGLU", flag(gated)),
+        ("NORM", flag(linears.norm.is_some())),
+        ("NORM_TYPE", name(gain.dtype)),
     ];
     let source = CudaSource::new("linear_blocks_rows", &defines, &SEVERAL.persistent(cluster as u32));
     let blocks = [tiles * cluster, 1, 1];
-    let mut launch = grid(source, blocks, 32 * WARPS as u32, linears.streaming_args(x))?;
-    linears.prefetch_weights(&mut launch, shared as u32);
-    kernel.actions.extend(launch.actions);
+    let args = linears.streaming_args((OperandSlot::Input(linears.x), 0));
+    let mut kernel = grid(source, blocks, 32 * WARPS as u32, args)?;
+    linears.prefetch_weights(&mut kernel, shared as u32);
     Ok(Some(kernel))
 }
