@@ -16,8 +16,11 @@
 // Defines: D of x and results; ROWS, 8 or 16; DEPTH, a multiple of 256; CLUSTER, 1, 2 or 4; PHASES, each of PHASE chunks at most, and no fewer
 // than one; WARPS; STAGES of a ring; RING, the bytes of a warp's; BATCH; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and
 // FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, whether x
-// is normed on the way, 0 or 1, with NORM_TYPE, the dtype of gains.
-// Numbers: rows, DEPTH, then the columns of each weight.
+// is normed on the way, 0 or 1, with NORM_TYPE, the dtype of gains; CACHED, 0 or 1, with CACHE, the dtype of a cache, PAGE, the tokens of one of
+// its blocks, DIM, a multiple of 32, and the defines of `angles.cuh`, PAIRS a multiple of 16.
+// With CACHED, weights 1 and 2 give keys and values, in heads of DIM elements, which are written to a paged cache as `rope.cu` writes them:
+// keys rotated. The slices of a tile of keys are of 16 pairs, the one of their first elements and the other of those rotated with them.
+// Numbers: rows, DEPTH, then the columns of each weight, then with CACHED the slots of the cache.
 
 #define CHUNK 256
 #define GROUPS (CHUNK / 32)
@@ -32,6 +35,7 @@
 #define SUMS (SLICES * ROWS * LINE)
 // Chunks of the depth that a block of a cluster has at most.
 #define OWN_CHUNKS ((CHUNKS + CLUSTER - 1) / CLUSTER)
+#define KEYS 1
 #define ALL 0xffffffffu
 
 struct Pointers { const u8* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
@@ -57,6 +61,10 @@ struct Tiles {
         Tile tile;
         tile.weight = weight;
         const i64 first = (i64)(i - before) * COLUMNS;
+#if CACHED && PAIRS
+        const int of_head = (int)(first % DIM);
+        const bool turned = weight == KEYS && of_head < 2 * PAIRS;
+#endif
         const u8* w = p.weight[0];
         tile.columns = columns[0];
 #pragma unroll
@@ -66,6 +74,9 @@ struct Tiles {
         for (int s = 0; s < SLICES; ++s) {
             tile.w[s] = SWIGLU && s ? p.weight[COUNT - 1] : w;
             tile.column[s] = first + (SWIGLU ? 0 : 16 * s);
+#if CACHED && PAIRS
+            if (turned) tile.column[s] = first - of_head / 2 + PAIRS * s;
+#endif
         }
         return tile;
     }
@@ -442,7 +453,10 @@ extern "C" __global__
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
-    const D::Raw* x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps, Pointers p, Numbers<2 + COUNT> n
+    const D::Raw* x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps, Pointers p, Numbers<2 + COUNT + CACHED> n
+#if CACHED
+    , const int* __restrict__ positions, const int* __restrict__ slots
+#endif
 ) {
     extern __shared__ uint4 memory[];
     const Shared shared((u8*)memory);
@@ -478,15 +492,12 @@ __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
         for (int i = rank * WARPS * 32 + threadIdx.x; i < count * of_tile; i += CLUSTER * WARPS * 32) {
             const int of = i / of_tile, c = i % 16, line = i % of_tile / 16, y = line % ROWS, slice = line / ROWS;
             const Tile tile = tiles.at(batch + of);
-            const i64 column = tile.column[0] + 16 * slice + c;
+            const i64 column = tile.column[0] + (slice ? tile.column[1] - tile.column[0] : 0) + c;
             if (y >= rows || column >= tile.columns) continue;
             const float* at = shared.sums + of * SUMS + y * LINE + c;
-            float value = sum_of_cluster(at + slice * ROWS * LINE);
+            float unit = 1.0f;
 #if NORM
-            const float unit = op_rsqrt(sum_of_cluster(shared.squares + y) / (float)DEPTH + eps);
-            value *= unit;
-#else
-            const float unit = 1.0f;
+            unit = op_rsqrt(sum_of_cluster(shared.squares + y) / (float)DEPTH + eps);
 #endif
             D::Raw* out = p.out[0];
             const void* bias = p.bias[0];
@@ -494,9 +505,33 @@ __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
             for (int j = 1; j < COUNT && !SWIGLU; ++j)
                 if (tile.weight == j) out = p.out[j], bias = p.bias[j];
             const i64 place = (i64)y * tile.columns + column;
+            float value = unit * sum_of_cluster(at + slice * ROWS * LINE);
             if (BIAS) value = value + ::at<BIAS_TYPE>(bias, column);
             if (SWIGLU) value = gated<D>(value, unit * sum_of_cluster(at + ROWS * LINE));
             if (ADD) value = D::load(r[place]) + D::wrap(value);
+#if CACHED
+            if (tile.weight >= KEYS) {
+                value = D::wrap(value);
+                const int head = (int)column / DIM, of_head = (int)column % DIM, heads = (int)tile.columns / DIM;
+#if PAIRS
+                if (tile.weight == KEYS && of_head < 2 * PAIRS) {
+                    float cosine, sine, other = unit * sum_of_cluster(at + (1 - slice) * ROWS * LINE);
+                    if (BIAS) other = other + ::at<BIAS_TYPE>(bias, column + (slice ? -PAIRS : PAIRS));
+                    other = D::wrap(other);
+                    angle_of(positions[y], of_head % PAIRS, cosine, sine);
+                    value = slice ? value * cosine + other * sine : value * cosine - other * sine;
+                }
+#endif
+                // Of equal slots the last row's stays.
+                const int slot = slots[y];
+                bool last = slot >= 0 && slot < n.v[2 + COUNT];
+                for (int later = y + 1; later < rows; ++later) last = last && slots[later] != slot;
+                if (!last) continue;
+                const i64 line = (((i64)(slot / PAGE) * 2 + tile.weight - KEYS) * heads + head) * PAGE + slot % PAGE;
+                ((CACHE::Raw*)out)[line * DIM + of_head] = CACHE::store(D::wrap(value));
+                continue;
+            }
+#endif
             out[place] = D::store(value);
         }
     };

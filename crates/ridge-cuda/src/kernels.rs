@@ -44,7 +44,7 @@ use std::sync::Arc;
 
 use ridge_graph::passes;
 
-use crate::kernel::{CudaKernel, CudaKernelSpec};
+use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction};
 
 pub(crate) use encode_blocks::{ENCODER_THREADS, block_encoder, encoded_group};
 pub use entry::CudaKernelEntry;
@@ -188,9 +188,15 @@ impl CudaKernelRegistry {
             let known: Vec<&str> = self.entries.iter().map(CudaKernelEntry::name).collect();
             format!("there is no kernel {name}; the registry has {}", known.join(", "))
         })?;
-        if entry.pays(spec) {
-            return entry.make(spec);
+        let apart = || apart::make(&self.claims_of_any_rows(), &|name, part| self.make(name, part), spec);
+        if !entry.pays(spec) {
+            return apart();
         }
-        apart::make(&self.claims_of_any_rows(), &|name, part| self.make(name, part), spec)
+        let kernel = entry.make(spec)?;
+        let Some(arch) = entry.arch() else { return Ok(kernel) };
+        let others = apart()?;
+        let scratch = kernel.scratch.max(others.scratch);
+        let action = DeviceAction::ByArch { arch, actions: kernel.actions, otherwise: others.actions };
+        Ok(CudaKernel { scratch, ..action.into() })
     }
 }

@@ -1,16 +1,22 @@
 //! Products of several rows by weights in blocks of few bits on Hopper: `kernels/blocks_rows.cu`.
 
 use super::block_text::{BlockText, CHUNK, Formats};
+use super::cache_epilogue;
 use super::linear_call::{LinearCall, LinearEpilogue, flag};
 use crate::gemm::PROCESSORS;
 use crate::kernel::{CudaKernel, CudaSource, KernelText, OperandSlot, grid, name};
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
-pub(super) const SEVERAL: KernelText<'_> =
-    KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/blocks_rows.cu")))
-        .with_hopper()
-        .early_launch();
+pub(super) const SEVERAL: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/blocks.cuh"),
+    include_str!("../../kernels/angles.cuh"),
+    include_str!("../../kernels/blocks_rows.cu")
+))
+.with_hopper()
+.early_launch();
 
+/// The architecture that it is for.
+pub(super) const ARCH: &str = "sm_90a";
 /// Maximum number of rows.
 const MAX_ROWS: usize = 16;
 /// Warps of a block, of which a multiprocessor has one.
@@ -78,26 +84,35 @@ impl Division {
     }
 }
 
-/// Linears of 2 to [`MAX_ROWS`] rows by weights of these formats; `None` for other rows and formats, and where blocks have no room.
+/// Are there blocks for these linears? They are of 2 to [`MAX_ROWS`] rows by weights of codes and scales that f16 holds together.
+pub(super) fn serves(linears: &LinearCall<'_>, formats: &Formats) -> bool {
+    division(linears, formats).is_some()
+}
+
+fn tiles(linears: &LinearCall<'_>) -> usize {
+    linears.tiles(if linears.after == LinearEpilogue::Swiglu { 16 } else { 16 * SLICES })
+}
+
+fn division(linears: &LinearCall<'_>, formats: &Formats) -> Option<Division> {
+    let LinearCall { rows, depth, .. } = *linears;
+    let some = depth > 0 && depth.is_multiple_of(CHUNK) && tiles(linears) > 0;
+    let few = (2..=MAX_ROWS).contains(&rows) && formats.distinct().all(BlockText::is_exact_in_f16);
+    (some && few).then(|| Division::new(rows, depth, tiles(linears), formats, linears.norm.is_some()))?
+}
+
+/// The launch for linears that it [`serves`].
 ///
 /// # Errors
-/// As a norm ahead of them has.
-pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Option<CudaKernel>, String> {
-    if !(2..=MAX_ROWS).contains(&linears.rows) || !formats.distinct().all(BlockText::is_exact_in_f16) {
-        return Ok(None);
-    }
+/// Where it does not.
+pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
     let gated = linears.after == LinearEpilogue::Swiglu;
-    let tiles = linears.tiles(if gated { 16 } else { 16 * SLICES });
-    if tiles == 0 {
-        return Ok(Some(CudaKernel::default()));
-    }
-    let Some(division) = Division::new(linears.rows, linears.depth, tiles, formats, linears.norm.is_some()) else {
-        return Ok(None);
-    };
+    let division = division(linears, formats).ok_or("there are no blocks for these rows, columns and formats")?;
     let Division { rows, cluster, phases, phase, stages, ring, batch, shared } = division;
     let [rows, of_cluster, phases, phase, stages, ring, batch, warps, depth, count] =
         [rows, cluster, phases, phase, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
     let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
+    let caches = linears.after == LinearEpilogue::Cache;
+    let of_cache = if caches { cache_epilogue::defines(linears.spec) } else { Vec::new() };
     let defines = [
         ("D", name(linears.x().dtype)),
         ("ROWS", &*rows),
@@ -118,11 +133,15 @@ pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Opti
         ("SWIGLU", flag(gated)),
         ("NORM", flag(linears.norm.is_some())),
         ("NORM_TYPE", name(gain.dtype)),
+        ("CACHED", flag(caches)),
     ];
+    let defines: Vec<(&str, &str)> =
+        defines.into_iter().chain(of_cache.iter().map(|(name, value)| (*name, value.as_str()))).collect();
     let source = CudaSource::new("linear_blocks_rows", &defines, &SEVERAL.persistent(cluster as u32));
-    let blocks = [tiles * cluster, 1, 1];
-    let args = linears.streaming_args((OperandSlot::Input(linears.x), 0));
+    let blocks = [tiles(linears) * cluster, 1, 1];
+    let mut args = linears.streaming_args((OperandSlot::Input(linears.x), 0));
+    args.extend(caches.then(|| cache_epilogue::args(linears.spec)).into_iter().flatten());
     let mut kernel = grid(source, blocks, 32 * WARPS as u32, args)?;
     linears.prefetch_weights(&mut kernel, shared as u32);
-    Ok(Some(kernel))
+    Ok(kernel)
 }

@@ -17,6 +17,8 @@ pub struct CudaKernelEntry {
     make: Arc<Make>,
     /// The shapes that it is for, if not for all.
     pays: Option<Pays>,
+    /// The architecture that it is for, if not for all.
+    arch: Option<&'static str>,
 }
 
 impl CudaKernelEntry {
@@ -33,6 +35,7 @@ impl CudaKernelEntry {
             claim: passes::Kernel::at_roofline(name, Pattern::parse(pattern), supports),
             make: Arc::new(make),
             pays: None,
+            arch: None,
         }
     }
 
@@ -65,9 +68,20 @@ impl CudaKernelEntry {
         Self { pays: Some(pays), ..self }
     }
 
-    /// Is it for any shape?
+    /// The kernel for this architecture, as NVRTC names it. On others the group is made by the kernels of its parts, as for shapes for
+    /// which it does not pay.
+    pub(crate) fn only_on(self, arch: &'static str) -> Self {
+        Self { arch: Some(arch), ..self }
+    }
+
+    /// The architecture that it is for, if not for all.
+    pub(crate) fn arch(&self) -> Option<&'static str> {
+        self.arch
+    }
+
+    /// Is it for any shape on any GPU?
     pub(crate) fn always_pays(&self) -> bool {
-        self.pays.is_none()
+        self.pays.is_none() && self.arch.is_none()
     }
 
     /// Is it for the shapes of `spec`?

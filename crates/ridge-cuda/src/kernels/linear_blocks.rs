@@ -72,10 +72,14 @@ const SMALL_RING_BYTES: usize = 48 << 10;
 
 /// Everything is plain but the weights, each in a format of blocks that the text has; x is a 16-bit float.
 fn supports(body: &Function) -> bool {
+    matches!(body.args[0].ty.dtype, DType::BF16 | DType::F16) && in_blocks(body)
+}
+
+/// The weights are all that is not plain.
+pub(super) fn in_blocks(body: &Function) -> bool {
     let weights = weights(body);
     let plain = body.args.iter().filter(|a| a.ty.format.is_some()).count() == weights.len();
     plain
-        && matches!(body.args[0].ty.dtype, DType::BF16 | DType::F16)
         && weights.iter().all(|w| {
             let depth = w.ty.shape.last().as_const().unwrap_or(1);
             depth.is_multiple_of(ALIGNED_DEPTH) && w.ty.format.as_ref().is_some_and(|f| BlockText::find(f).is_some())
@@ -96,11 +100,18 @@ fn gates(body: &Function) -> bool {
     supports(body) && gated_pair(body) && weights[0].ty.format == weights[1].ty.format
 }
 
+/// The formats of the weights.
+///
+/// # Errors
+/// When one is in another format.
+pub(super) fn formats(linears: &LinearCall<'_>) -> Result<Vec<BlockText>, String> {
+    let formats = linears.weights().iter().map(|w| w.format.as_ref().and_then(BlockText::find)).collect();
+    Option::ok_or_else(formats, || "a weight is not in blocks".into())
+}
+
 fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
     let linears = LinearCall::new(spec, after)?;
-    let formats: Option<Vec<BlockText>> =
-        linears.weights().iter().map(|w| w.format.as_ref().and_then(BlockText::find)).collect();
-    let formats = formats.ok_or("a weight is not in blocks")?;
+    let formats = formats(&linears)?;
     let streams = (1..=FEW_ROWS).contains(&linears.rows) && linears.depth.is_multiple_of(CHUNK) && linears.depth > 0;
     if !streams {
         return decoded(&linears, &formats);
@@ -113,9 +124,12 @@ fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, 
 /// Every weight read once for several rows: by the kernel of Hopper where there is one for so many.
 fn several(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
     let others = streamed(linears, formats)?;
-    let Some(hopper) = blocks_rows::linear(linears, formats)? else { return Ok(others) };
+    if !blocks_rows::serves(linears, formats) {
+        return Ok(others);
+    }
+    let hopper = blocks_rows::linear(linears, formats)?;
     let scratch = hopper.scratch.max(others.scratch);
-    let action = DeviceAction::ByArch { arch: "sm_90a", actions: hopper.actions, otherwise: others.actions };
+    let action = DeviceAction::ByArch { arch: blocks_rows::ARCH, actions: hopper.actions, otherwise: others.actions };
     Ok(CudaKernel { scratch, ..action.into() })
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Projections {
     norm: bool,
     bias: bool,
     format: Option<ScaledFormat>,
+    /// The name of a format of blocks that the weights are in.
+    blocks: Option<&'static str>,
 }
 
 const BLOCKS: usize = 3;
@@ -31,6 +33,14 @@ const BLOCK: usize = 16;
 impl Projections {
     /// The kernel that claims all of it.
     fn kernel(&self) -> &'static str {
+        if self.blocks.is_some() {
+            return match (self.norm, self.rotated > 0) {
+                (false, false) => "linear_blocks_group_kv_write",
+                (false, true) => "linear_blocks_group_rope_kv_write",
+                (true, false) => "norm_linear_blocks_group_kv_write",
+                (true, true) => "norm_linear_blocks_group_rope_kv_write",
+            };
+        }
         match (self.format.is_some(), self.norm, self.rotated > 0) {
             (false, false, false) => "linear_group_kv_write",
             (false, false, true) => "linear_group_rope_kv_write",
@@ -46,9 +56,9 @@ impl Projections {
     /// Gives the cache and the queries; with `apart` also keys and values before they are rotated, so that these are results of a
     /// launch of their own.
     pub(crate) fn case(&self, apart: bool) -> KernelCase {
-        let Self { dtype, cache, tokens, depth, queries, heads, dim, rotated, norm, bias, format } = *self;
+        let Self { dtype, cache, tokens, depth, queries, heads, dim, rotated, norm, bias, format, blocks } = *self;
         let what = format!(
-            "{dtype} to {cache}, {tokens} x {depth} by {queries} and {heads} x {dim}, {rotated} rotated, bias {bias}, {format:?}"
+            "{dtype} to {cache}, {tokens} x {depth} by {queries} and {heads} x {dim}, {rotated} rotated, bias {bias}, {format:?}, {blocks:?}"
         );
         let mut case = case(self.kernel(), &what, |g| {
             let kv = g.state("kv", Type::state(cache, [BLOCKS, 2, heads, BLOCK, dim]))?;
@@ -62,7 +72,9 @@ impl Projections {
             }
             let linear = |g: &mut Builder, name: &str, columns: usize| {
                 let plain = Type::tensor(dtype, [columns, depth]);
-                let stored = format.map_or(plain.clone(), |format| plain.stored_as(FormatRef::new(format)));
+                let named = |name: &str| ridge_graph::format::all().into_iter().find(|format| format.name() == name);
+                let format = format.map(FormatRef::new).or_else(|| blocks.and_then(named));
+                let stored = format.map_or(plain.clone(), |format| plain.stored_as(format));
                 let w = g.weight(name, stored)?;
                 let b = bias.then(|| g.weight(&format!("{name}.bias"), Type::tensor(dtype, [columns]))).transpose()?;
                 g.linear_bias(x, w, b)
@@ -97,6 +109,11 @@ impl Projections {
         case
     }
 
+    /// Are weights in blocks?
+    pub(crate) fn is_in_blocks(&self) -> bool {
+        self.blocks.is_some()
+    }
+
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
@@ -116,6 +133,7 @@ pub(crate) fn projections() -> Vec<Projections> {
         norm: false,
         bias: false,
         format: None,
+        blocks: None,
     };
     let mut all = Vec::new();
     for (i, (dim, rotated)) in
@@ -128,6 +146,11 @@ pub(crate) fn projections() -> Vec<Projections> {
             let (norm, bias, heads) = ((i + j) % 2 == 0, i % 2 == 1, 1 + i % 3);
             let this = Projections { dtype, cache: dtype, tokens, dim, rotated, norm, bias, heads, ..base };
             all.push(this);
+            // Heads of keys and their rotated parts are whole tiles.
+            if rotated % 32 == 0 && dim % 32 == 0 {
+                let blocks = Some(if i % 2 == 0 { "q4_k" } else { "q5_k" });
+                all.push(Projections { depth: 256 * (1 + i), blocks, ..this });
+            }
             for (nth, format) in
                 [ScaledFormat::F8_ROWS, ScaledFormat::F8_BLOCKS, ScaledFormat::INT8_ROWS].into_iter().enumerate()
             {

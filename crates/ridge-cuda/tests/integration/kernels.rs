@@ -307,21 +307,31 @@ fn keys_and_values_of_few_tokens_are_one_launch_with_their_products_and_of_many_
         sources.iter().map(|source| source.entry.to_string()).collect::<Vec<_>>()
     };
     let registry = CudaKernelRegistry::builtin();
-    let (mut few, mut many) = (0, 0);
+    let (mut few, mut many, mut in_blocks) = (0, 0, 0);
     for of in cache::projections() {
         let (together, apart) = (of.case(false), of.case(true));
         let writes = |entries: &[String]| entries.iter().any(|entry| entry == "kv_write");
         let launched = entries(&together, &registry);
-        if of.tokens() <= 16 {
-            assert!(!writes(&launched), "{}: {launched:?}", together.what);
-            few += 1;
-        } else {
-            assert_eq!(launched, entries(&apart, &registry), "{}", together.what);
-            many += 1;
+        let usual = entries(&apart, &registry);
+        match (of.is_in_blocks(), of.tokens()) {
+            (false, ..=16) => {
+                assert!(!writes(&launched), "{}: {launched:?}", together.what);
+                few += 1;
+            }
+            // On Hopper one, and elsewhere the usual ones.
+            (true, 2..=16) => {
+                assert_eq!(launched[0], "linear_blocks_rows", "{}", together.what);
+                assert_eq!(launched[1..], usual, "{}", together.what);
+                in_blocks += 1;
+            }
+            _ => {
+                assert_eq!(launched, usual, "{}", together.what);
+                many += 1;
+            }
         }
-        assert!(writes(&entries(&apart, &registry)), "{}", apart.what);
+        assert!(writes(&usual), "{}", apart.what);
     }
-    assert!(few > 20 && many > 5, "{few} of few tokens, {many} of many");
+    assert!(few > 20 && many > 5 && in_blocks > 5, "{few} of few tokens, {in_blocks} in blocks, {many} of many");
 }
 
 #[test]
