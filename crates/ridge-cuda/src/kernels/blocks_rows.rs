@@ -28,16 +28,18 @@ const ROOM: usize = 226 << 10;
 /// Tiles of a batch that are enough, where blocks have more.
 const ENOUGH_TILES: usize = 4;
 
-/// Stages of a ring, by which weights are on their way, from what is best on; and blocks of a cluster, from the fewest on.
+/// Stages of a ring, by which weights are on their way, from what is best on.
 const STAGES: [usize; 2] = [3, 2];
-const CLUSTERS: [usize; 2] = [2, 4];
+/// Blocks of a cluster. Of clusters of four an H200 runs 30 at once, which leaves it too many multiprocessors.
+const CLUSTER: usize = 2;
+/// Tiles of a cluster from which on it pays: it takes some 9 us before the first, as long as the kernel of every GPU takes for two.
+const LEAST_TILES: usize = 3;
 
 /// How blocks divide the work.
 struct Division {
-    /// `ROWS`, `CLUSTER`, `PHASES`, `PHASE`, `STAGES`, `RING` and `BATCH` of the text.
+    /// `ROWS`, `CLUSTER`, `PHASE`, `STAGES`, `RING` and `BATCH` of the text.
     rows: usize,
     cluster: usize,
-    phases: usize,
     phase: usize,
     stages: usize,
     ring: usize,
@@ -47,44 +49,33 @@ struct Division {
 }
 
 impl Division {
-    /// For so many rows of `depth` and so many tiles of weights in `formats`; `None` where a block has no room.
+    /// For so many rows of `depth` and so many tiles of weights in `formats`; `None` where a block has no room, or it does not pay.
     fn new(rows: usize, depth: usize, tiles: usize, formats: &Formats, normed: bool) -> Option<Self> {
         let rows = if rows <= 8 { 8 } else { MAX_ROWS };
         let chunks = depth / CHUNK;
         // As `SUMS` and `Fragments` of the text.
         let sums = SLICES * rows * 20 * 4;
         let of_phase = |phase: usize| phase * (rows / 8 * (CHUNK / 32 * 512 + 256) + rows * 4);
-        let with = |cluster: usize, stages: usize, phases: usize| {
-            let tiles = tiles.div_ceil(PROCESSORS / cluster);
-            let phase = chunks.div_ceil(cluster).div_ceil(phases);
+        let cluster = CLUSTER.min(chunks);
+        let tiles = tiles.div_ceil(PROCESSORS / cluster);
+        // x stays: reading it in turns for each batch loses what is gained.
+        let phase = chunks.div_ceil(cluster);
+        let squares = if normed { (phase + 1) * rows * 4 } else { 0 };
+        let with = |stages: usize| {
             let ring = formats.distinct().map(|f| SLICES * stages * f.stage_bytes()).max()?;
-            let squares = if normed { (chunks.div_ceil(cluster) + 1) * rows * 4 } else { 0 };
             let before = WARPS * ring + of_phase(phase) + squares;
             let room = (ROOM.checked_sub(before)? / sums).checked_sub(WARPS)?;
             // Batches of as many tiles each.
             let batch = tiles.div_ceil(tiles.div_ceil(room.max(1)));
             let shared = before + (WARPS + batch) * sums;
-            (room >= tiles.min(ENOUGH_TILES)).then_some(Self {
-                rows,
-                cluster,
-                phases,
-                phase,
-                stages,
-                ring,
-                batch,
-                shared,
-            })
+            (room >= tiles.min(ENOUGH_TILES)).then_some(Self { rows, cluster, phase, stages, ring, batch, shared })
         };
-        let clusters = || CLUSTERS.into_iter().filter(|&cluster| cluster <= chunks);
-        let widest = clusters().next_back().unwrap_or(1);
-        // x that stays is read once; where it does not fit, it is read for each batch.
-        let stays = STAGES.into_iter().find_map(|stages| clusters().find_map(|cluster| with(cluster, stages, 1)));
-        let turns = |stages| (1..=chunks / widest).find_map(|phases| with(widest, stages, phases));
-        stays.or_else(|| STAGES.into_iter().find_map(turns))
+        if tiles < LEAST_TILES { None } else { STAGES.into_iter().find_map(with) }
     }
 }
 
-/// Are there blocks for these linears? They are of 2 to [`MAX_ROWS`] rows by weights of codes and scales that f16 holds together.
+/// Are there blocks for these linears? They are of 2 to [`MAX_ROWS`] rows by weights of codes and scales that f16 holds together, of
+/// [`LEAST_TILES`] tiles a cluster, and of a depth whose x fits into its shared memory.
 pub(super) fn serves(linears: &LinearCall<'_>, formats: &Formats) -> bool {
     division(linears, formats).is_some()
 }
@@ -107,9 +98,9 @@ fn division(linears: &LinearCall<'_>, formats: &Formats) -> Option<Division> {
 pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
     let gated = linears.after == LinearEpilogue::Swiglu;
     let division = division(linears, formats).ok_or("there are no blocks for these rows, columns and formats")?;
-    let Division { rows, cluster, phases, phase, stages, ring, batch, shared } = division;
-    let [rows, of_cluster, phases, phase, stages, ring, batch, warps, depth, count] =
-        [rows, cluster, phases, phase, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
+    let Division { rows, cluster, phase, stages, ring, batch, shared } = division;
+    let [rows, of_cluster, phase, stages, ring, batch, warps, depth, count] =
+        [rows, cluster, phase, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
     let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
     let caches = linears.after == LinearEpilogue::Cache;
     let of_cache = if caches { cache_epilogue::defines(linears.spec) } else { Vec::new() };
@@ -118,7 +109,7 @@ pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Cuda
         ("ROWS", &*rows),
         ("DEPTH", &*depth),
         ("CLUSTER", &*of_cluster),
-        ("PHASES", &*phases),
+        ("PHASES", "1"),
         ("PHASE", &*phase),
         ("WARPS", &*warps),
         ("STAGES", &*stages),

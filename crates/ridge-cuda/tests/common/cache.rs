@@ -149,7 +149,8 @@ pub(crate) fn projections() -> Vec<Projections> {
             // Heads of keys and their rotated parts are whole tiles.
             if rotated % 32 == 0 && dim % 32 == 0 {
                 let blocks = Some(if i % 2 == 0 { "q4_k" } else { "q5_k" });
-                all.push(Projections { depth: 256 * (1 + i), blocks, ..this });
+                // Of so many queries that it pays.
+                all.push(Projections { depth: 512 * (1 + i % 2), queries: 4300, blocks, ..this });
             }
             for (nth, format) in
                 [ScaledFormat::F8_ROWS, ScaledFormat::F8_BLOCKS, ScaledFormat::INT8_ROWS].into_iter().enumerate()
