@@ -394,13 +394,22 @@ impl GemmProblem {
 
 /// The fastest of `kernel`, which makes the product by cuBLASLt or simpler means, and of this file's.
 pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
+    fastest_before(kernel, of, &[], "")
+}
+
+/// The same where this file's need the actions `behind` for what `kernel` makes, which is called `made`.
+pub(crate) fn fastest_before(kernel: CudaKernel, of: &GemmProblem, behind: &[DeviceAction], made: &str) -> CudaKernel {
     if kernel.actions.is_empty() || !of.fits() {
         return kernel;
     }
     let scratch = kernel.scratch;
     let mut candidates = vec![KernelCandidate { name: "cuBLASLt".into(), actions: kernel.actions, arch: None }];
-    candidates.extend(of.candidates());
-    let all = DeviceAction::Autotuned { key: of.key(), operands: of.operands(scratch), candidates };
+    candidates.extend(of.candidates().map(|mut candidate| {
+        candidate.actions.extend_from_slice(behind);
+        candidate
+    }));
+    let key = if made.is_empty() { of.key() } else { format!("{}, {made}", of.key()) };
+    let all = DeviceAction::Autotuned { key, operands: of.operands(scratch), candidates };
     CudaKernel { actions: vec![all], scratch }
 }
 

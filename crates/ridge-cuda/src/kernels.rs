@@ -35,6 +35,7 @@ mod quantize;
 mod recurrence;
 mod rope;
 mod sampling;
+mod scaled_mlp;
 mod sparse_attention;
 mod tokens;
 mod training;
@@ -138,6 +139,7 @@ impl CudaKernelRegistry {
             recurrence::entries(),
             rope::entries(),
             sampling::entries(),
+            scaled_mlp::entries(),
             sparse_attention::entries(),
             tokens::entries(),
             training::entries(),

@@ -269,24 +269,24 @@ fn gemm_scales(x: ScaledFormat, w: ScaledFormat) -> GemmScales {
 }
 
 /// `y[rows, columns]` of x by w, codes with scales of these formats.
-struct ScaledProduct {
-    rows: usize,
-    columns: usize,
-    depth: usize,
-    x: SlotOffset,
-    w: SlotOffset,
+pub(super) struct ScaledProduct {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) depth: usize,
+    pub(super) x: SlotOffset,
+    pub(super) w: SlotOffset,
     /// Of x and w.
-    scales: [SlotOffset; 2],
-    formats: [ScaledFormat; 2],
+    pub(super) scales: [SlotOffset; 2],
+    pub(super) formats: [ScaledFormat; 2],
     /// A bias and its dtype.
-    bias: Option<(SlotOffset, DType)>,
-    y: SlotOffset,
-    result: DType,
+    pub(super) bias: Option<(SlotOffset, DType)>,
+    pub(super) y: SlotOffset,
+    pub(super) result: DType,
 }
 
 impl ScaledProduct {
     /// By cuBLASLt where it has such a product, else by the kernel of this file.
-    fn actions(&self) -> Vec<DeviceAction> {
+    pub(super) fn actions(&self) -> Vec<DeviceAction> {
         let &Self { rows, columns, depth, x, w, scales, formats: [of_x, of_w], bias, y, result } = self;
         let defines = [
             ("X", name(of_x.codes.dtype())),

@@ -164,6 +164,41 @@ pub(super) fn quantised_rows(
     Ok(gains_ahead(grid(text, [count, 1, 1], threads, args)?, source, weight))
 }
 
+/// Codes of 8-bit floats with a scale for each of `count` rows of `inner` values of `dtype` at `x`, in `codes` and `scales`.
+pub(super) fn codes_of_rows(
+    dtype: DType,
+    x: SlotOffset,
+    to: [SlotOffset; 2],
+    extents: [usize; 2],
+) -> Result<CudaKernel, String> {
+    codes_of(Source::Plain, dtype, [x, x], to, extents)
+}
+
+/// The same of what is gated: `silu(gate) * up`.
+pub(super) fn codes_of_gates(
+    dtype: DType,
+    gate_and_up: [SlotOffset; 2],
+    to: [SlotOffset; 2],
+    extents: [usize; 2],
+) -> Result<CudaKernel, String> {
+    codes_of(Source::Gate, dtype, gate_and_up, to, extents)
+}
+
+fn codes_of(
+    source: Source,
+    dtype: DType,
+    from: [SlotOffset; 2],
+    to: [SlotOffset; 2],
+    [count, inner]: [usize; 2],
+) -> Result<CudaKernel, String> {
+    let pointer = |(slot, offset): SlotOffset| LaunchArg::Pointer(slot, offset);
+    let ([x, other], [codes, scales]) = (from.map(pointer), to.map(pointer));
+    // There is no norm's weight and no sum: any address will do.
+    let args = vec![x.clone(), other, x.clone(), codes, scales, x, LaunchArg::Float(0.0), numbers(&[inner, inner])];
+    let (text, threads) = rows(ScaledFormat::F8_ROWS, [dtype; 2], source, [count, inner]);
+    grid(text, [count, 1, 1], threads, args)
+}
+
 /// The launch may ask for a norm's weight, input `weight`, before the launch ahead has ended.
 fn gains_ahead(mut kernel: CudaKernel, source: Source, weight: usize) -> CudaKernel {
     for action in &mut kernel.actions {

@@ -65,6 +65,18 @@ pub(crate) fn quantised() -> Vec<KernelCase> {
             }
         }
     }
+    for (rows, depth, inner, columns) in [(5, 64, 272, 48), (1024, 128, 272, 64), (1100, 64, 144, 80)] {
+        let stored =
+            |shape: [usize; 2]| Type::tensor(DType::BF16, shape).stored_as(FormatRef::new(ScaledFormat::F8_ROWS));
+        cases.push(case("scaled_mlp", &format!("{rows} x {depth} x {inner} x {columns}"), |g| {
+            let x = g.weight("x", stored([rows, depth]))?;
+            let y =
+                gated_pair(g, x, inner, &|g: &mut Builder, name: &str, n: usize| g.weight(name, stored([n, depth])))?;
+            let y = g.quantize(y[0], ScaledFormat::F8_ROWS)?;
+            let down = g.weight("down", stored([columns, inner]))?;
+            Ok(vec![g.linear(y, down)?])
+        }));
+    }
     cases
 }
 
