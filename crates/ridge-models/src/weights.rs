@@ -72,7 +72,7 @@ impl WeightSource {
             let quantised = format.filter(|f| takes && f.check(&ty.shape).is_ok());
             let published = || match self {
                 Self::RandomAsPublished(config) => {
-                    config.published_format(name).filter(|f| ty.shape.rank() > 1 && f.check(&ty.shape).is_ok())
+                    config.published_format(name, ty.shape.rank()).filter(|f| f.check(&ty.shape).is_ok())
                 }
                 _ => self.format(name).cloned(),
             };

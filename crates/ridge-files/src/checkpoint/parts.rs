@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::pattern::star;
+
 /// A weight of a graph as a part of a published tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -15,6 +17,13 @@ pub struct Part {
     pub rows: Option<Rows>,
 }
 
+impl Part {
+    /// The name of the published tensor, if the weight called `name` is such a part of it.
+    pub fn published(&self, name: &str) -> Option<String> {
+        Some(self.of.replace('*', star(&self.name, name)?))
+    }
+}
+
 /// A weight of a graph as several published tensors of one shape: its first axis counts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
@@ -25,6 +34,13 @@ pub struct Stack {
     pub name: String,
     /// How many tensors there are.
     pub count: usize,
+}
+
+impl Stack {
+    /// The name of the published tensor of this number, if the weight called `name` is such a stack.
+    pub fn published(&self, name: &str, number: usize) -> Option<String> {
+        Some(self.of.replacen('*', star(&self.name, name)?, 1).replace('*', &number.to_string()))
+    }
 }
 
 /// Blocks of rows at equal distances, the first of which begins at `first`.

@@ -5,7 +5,7 @@ use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, TokenIds};
-use super::published_codes::{PublishedCodes, is_listed};
+use super::published_codes::{CodeGroup, PublishedCodes, is_listed, scaled};
 use super::{compressed_tensors, int4};
 use crate::error::Result;
 
@@ -40,16 +40,24 @@ pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
 /// activations are found at run time whatever the file says.
 fn read_quantization(fields: &mut Fields<'_>) -> Result<Option<PublishedCodes>> {
     let Some(mut block) = fields.object("quantization_config")? else { return Ok(None) };
+    // An object without keys says nothing of the weights.
+    if block.is_empty() {
+        return Ok(None);
+    }
     match block.raw("quant_method").and_then(Value::as_str) {
+        Some("fp8") => {}
         Some("compressed-tensors") => return compressed_tensors::read(block).map(Some),
         Some("gptq") => return int4::gptq(block).map(Some),
         Some("awq") => return int4::awq(block).map(Some),
         Some(MXFP4) if fields.raw("model_type").and_then(Value::as_str) == Some("gpt_oss") => {
             return NotConverted::read(block).map(|_| None);
         }
-        _ => {}
+        _ => {
+            let remedy = "Ridge reads \"fp8\", \"compressed-tensors\", \"gptq\" and \"awq\" of 4 bits, and \"mxfp4\" of gpt_oss: choose \
+                          such a checkpoint, or the unquantised model, which --format converts";
+            return Err(block.wrong("quant_method", "is not supported", remedy));
+        }
     }
-    block.must_be("quant_method", "fp8")?;
     // torch's name of the dtype is as good.
     if block.raw("fmt").and_then(Value::as_str) != Some("float8_e4m3fn") {
         block.must_be("fmt", "e4m3")?;
@@ -61,9 +69,10 @@ fn read_quantization(fields: &mut Fields<'_>) -> Result<Option<PublishedCodes>> 
         return Err(block.wrong("weight_block_size", "is not supported", remedy));
     }
     let plain = ["modules_to_not_convert", "ignored_layers"];
-    // A scale for all elements is one for each row as it is read.
+    // A scale for all elements is read as one for each row.
     let scales = if size.is_some() { ScaleLayout::Block } else { ScaleLayout::Row };
-    let codes = PublishedCodes::new(CodeType::F8E4M3, scales, plain.map(|key| block.raw(key)));
+    let all = vec![CodeGroup::new(scaled(CodeType::F8E4M3, scales), None)];
+    let codes = PublishedCodes::new(all, plain.map(|key| block.raw(key)));
     block.harmless(&["dequantize", "scale_fmt"]);
     block.finish()?;
     Ok(Some(codes))

@@ -6,7 +6,7 @@ use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::published_codes::PublishedCodes;
+use super::published_codes::{CodeGroup, PublishedCodes, of_4_bits, scaled};
 use crate::error::Result;
 
 const REMEDY: &str = "Ridge reads 8-bit floats with a scale for each channel, tensor or block of 128 x 128, symmetric int8 weights \
@@ -25,7 +25,7 @@ enum Layout {
 /// [`Checkpoint::in_int4`](ridge_files::Checkpoint::in_int4) reads: 8-bit floats, whatever is said of
 /// activations, whose scales are found at run time; int8 with activations that are int8 too ("W8A8"), as they would be
 /// computed otherwise than published if they had fixed scales or zero points; or integers of 4 bits with plain activations
-/// ("W4A16"). What is said of the first group of modules is taken as the format of all that are not ignored.
+/// ("W4A16"), whose groups of modules are all symmetric or none.
 pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
     let layout = match block.raw("format").and_then(Value::as_str) {
         Some("float-quantized") => Layout::Floats,
@@ -60,16 +60,22 @@ pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
             return Err(block.wrong("config_groups", why, REMEDY));
         }
     }
-    let weights = |key: &str| groups.values().next().and_then(|group| group.get("weights")?.get(key));
-    let in_blocks = weights("strategy").is_some_and(|strategy| strategy == "block");
-    let scales = if in_blocks { ScaleLayout::Block } else { ScaleLayout::Row };
-    let symmetric = weights("symmetric") != Some(&Value::Bool(false));
-    let plain = [block.raw("ignore")];
-    let codes = match layout {
-        Layout::Floats => PublishedCodes::new(CodeType::F8E4M3, scales, plain),
-        Layout::Int8 => PublishedCodes::new(CodeType::Int8, scales, plain),
-        Layout::Int4 => PublishedCodes::int4(if symmetric { ZeroPoints::Centre } else { ZeroPoints::Stored }, plain),
+    let symmetric = |group: &Value| group.pointer("/weights/symmetric") != Some(&Value::Bool(false));
+    let zeros = if groups.values().all(symmetric) { ZeroPoints::Centre } else { ZeroPoints::Stored };
+    if layout == Layout::Int4 && zeros == ZeroPoints::Stored && groups.values().any(symmetric) {
+        return Err(block.wrong("config_groups", "has groups with zero points and groups without", REMEDY));
+    }
+    let of_group = |group: &Value| {
+        let in_blocks = group.pointer("/weights/strategy").is_some_and(|strategy| strategy == "block");
+        let scales = if in_blocks { ScaleLayout::Block } else { ScaleLayout::Row };
+        let format = match layout {
+            Layout::Floats => scaled(CodeType::F8E4M3, scales),
+            Layout::Int8 => scaled(CodeType::Int8, scales),
+            Layout::Int4 => of_4_bits(zeros),
+        };
+        CodeGroup::new(format, group.get("targets"))
     };
+    let codes = PublishedCodes::new(groups.values().map(of_group).collect(), [block.raw("ignore")]).with(zeros);
     block.harmless(&["config_groups", "quantization_status", "global_compression_ratio", "version", "sparsity_config"]);
     block.finish()?;
     Ok(codes)

@@ -201,6 +201,11 @@ impl<'a> Fields<'a> {
         self.map.contains_key(key)
     }
 
+    /// Are there no keys?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
     /// Marks keys that cannot change what the model computes, whatever they say.
     pub(crate) fn harmless(&mut self, keys: &[&'static str]) {
         self.taken.extend(keys);

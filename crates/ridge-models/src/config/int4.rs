@@ -5,7 +5,7 @@ use ridge_files::checkpoint::ZeroPoints;
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::published_codes::PublishedCodes;
+use super::published_codes::{CodeGroup, PublishedCodes, of_4_bits};
 use crate::error::Result;
 
 const REMEDY: &str = "Ridge reads weights of 4 bits with a scale for each group of a multiple of 32 columns or each row: choose such a \
@@ -22,6 +22,11 @@ fn check_codes(block: &mut Fields<'_>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// All matrices but those in the list `plain`.
+fn codes_of(zeros: ZeroPoints, plain: Option<&Value>) -> PublishedCodes {
+    PublishedCodes::new(vec![CodeGroup::new(of_4_bits(zeros), None)], [plain]).with(zeros)
 }
 
 /// What GPTQ's libraries say of how codes were found and where they are used.
@@ -71,7 +76,7 @@ pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
     if !matches!(block.raw("dynamic"), None | Some(Value::Null)) {
         block.must_be("dynamic", Map::<String, Value>::new())?;
     }
-    let codes = PublishedCodes::int4(zeros, [block.raw("modules_to_not_convert")]);
+    let codes = codes_of(zeros, block.raw("modules_to_not_convert"));
     block.harmless(&OF_GPTQ);
     block.finish()?;
     Ok(codes)
@@ -87,7 +92,7 @@ pub(super) fn awq(mut block: Fields<'_>) -> Result<PublishedCodes> {
     }
     let points = block.optional("zero_point")?.unwrap_or(true);
     let zeros = if points { ZeroPoints::Stored } else { ZeroPoints::Centre };
-    let codes = PublishedCodes::int4(zeros, [block.raw("modules_to_not_convert")]);
+    let codes = codes_of(zeros, block.raw("modules_to_not_convert"));
     block.harmless(&["quant_method", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"]);
     block.finish()?;
     Ok(codes)

@@ -164,9 +164,12 @@ pub(crate) trait DecoderFamily: ConfigValue {
         Vec::new()
     }
 
-    /// The format that the configuration says the weight called `name` is published in, if it is in one.
-    fn published_format(&self, name: &str) -> Option<FormatRef> {
-        self.decoder().codes.as_ref()?.format_of(name)
+    /// The format that the configuration says the weight called `name`, of `rank` axes, is published in, if it is in one.
+    fn published_format(&self, name: &str, rank: usize) -> Option<FormatRef> {
+        let codes = self.decoder().codes.as_ref()?;
+        let of_part = self.parts().iter().find_map(|part| part.published(name));
+        let published = of_part.or_else(|| self.stacks().iter().find_map(|stack| stack.published(name, 0)));
+        codes.format_of(name, published.as_deref(), rank)
     }
 
     /// Weights that are parts of published tensors, or transposed ones.

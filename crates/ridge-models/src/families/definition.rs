@@ -235,8 +235,8 @@ impl ModelConfig {
     }
 
     /// As [`DecoderFamily::published_format`].
-    pub(crate) fn published_format(&self, name: &str) -> Option<FormatRef> {
-        self.config.published_format(name)
+    pub(crate) fn published_format(&self, name: &str, rank: usize) -> Option<FormatRef> {
+        self.config.published_format(name, rank)
     }
 
     /// Its family.

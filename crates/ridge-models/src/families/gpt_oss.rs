@@ -125,7 +125,7 @@ impl DecoderFamily for GptOssConfig {
             .add(g, x, "mlp", |g, x| experts(g, x, &self.experts))
     }
 
-    fn published_format(&self, name: &str) -> Option<FormatRef> {
+    fn published_format(&self, name: &str, _rank: usize) -> Option<FormatRef> {
         let (module, projection) = name.split_once(".mlp.experts.")?;
         let module = format!("{module}.mlp.experts");
         let in_blocks = projection.ends_with("_proj.weight") && !self.not_converted.as_ref()?.has(&module);

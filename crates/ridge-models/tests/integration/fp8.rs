@@ -7,7 +7,7 @@ use ridge_files::Checkpoint;
 use ridge_graph::format::{CodeType, Format, ScaledFormat};
 use ridge_graph::ops::Quantize;
 use ridge_graph::passes::{Activations, round_activations};
-use ridge_graph::{DType, FormatRef, Op, Role};
+use ridge_graph::{Arg, DType, FormatRef, Graph, Op, Role};
 use ridge_models::{BuildOptions, ModelFiles, WeightSource};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -139,6 +139,7 @@ fn codes_with_a_scale_for_each_channel_or_tensor_mean_what_they_are_published_as
             let got: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
             assert!(got == plain.bytes(&arg.name).expect("is there").as_ref(), "{}", arg.name);
         }
+        assert_planned_as_stored(&files, &typed);
         let matrices = typed.args(Role::Weight).filter(|a| a.name.ends_with("_proj.weight")).count();
         assert!(quantised > 0 && quantised == matrices, "{quantised} of {matrices}");
     }
@@ -169,6 +170,41 @@ fn only_products_of_layers_are_stored_in_fp8_and_round_what_they_multiply() {
     assert_eq!(quantised(Activations::Matched, DType::F32), 0, "tensor cores take 16 bits");
     let others = [Activations::Int8, Activations::Exact].map(|activations| quantised(activations, DType::BF16));
     assert_eq!(others, [0, 0], "are for blocks");
+}
+
+/// Each weight is stored as the configuration alone says.
+fn assert_planned_as_stored(files: &ModelFiles, stored: &Graph) {
+    let config = files.config().expect("reads");
+    let graph = config.build(&BuildOptions::default()).expect("builds").module.graph;
+    let planned = WeightSource::RandomAsPublished(Box::new(config)).retype(&graph, None).expect("fits the model");
+    for (planned, stored) in planned.args(Role::Weight).zip(stored.args(Role::Weight)) {
+        let of =
+            |arg: &Arg| (arg.name.to_string(), arg.ty.format.as_ref().map(|f| f.name()), arg.ty.bytes().as_const());
+        assert_eq!(of(planned), of(stored));
+    }
+}
+
+#[test]
+fn an_object_without_keys_says_nothing_of_weights() {
+    let [_, plain] = compressed(ScaledFormat::F8_ROWS, false);
+    let path = plain.path().join("config.json");
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&path).expect("a file")).expect("JSON");
+    let mut read = |quantization: Value| {
+        config["quantization_config"] = quantization;
+        std::fs::write(&path, config.to_string()).expect("writes");
+        ModelFiles::open(Some(plain.path())).map(|files| (files.config(), files))
+    };
+    let (_, files) = read(json!({})).expect("opens");
+    let graph = files.config().expect("reads").build(&BuildOptions::default()).expect("builds").module.graph;
+    let stored = WeightSource::Checkpoint(arranged(&plain)).retype(&graph, None).expect("fits the model");
+    assert_planned_as_stored(&files, &stored);
+    for (wrong, key) in [
+        (json!({"fmt": "e4m3"}), "quantization_config.quant_method = null"),
+        (json!({"quant_method": "awq", "bits": 4}), "quantization_config.quant_method = \"awq\""),
+    ] {
+        let why = read(wrong).expect("opens").0.expect_err("is refused").to_string();
+        assert!(why.contains(key) && why.contains("\"compressed-tensors\""), "{why}");
+    }
 }
 
 /// What is said of a configuration of `compressed` in `format` in which `from` is `to`, each time it is there.
@@ -231,6 +267,7 @@ fn codes_and_scales_are_one_weight_and_mean_what_they_are_published_as() {
             };
             assert!(got == wanted.as_ref(), "{}", arg.name);
         }
+        assert_planned_as_stored(&files, &typed);
         // Five projections of attention and three of the MLP; of experts and of the shared one three each.
         assert_eq!(quantised, 5 + 3 + 5 + 6, "{scale_dtype}");
     }
