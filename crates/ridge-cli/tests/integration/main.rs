@@ -18,6 +18,7 @@ mod inspect;
 mod manners;
 mod mistakes;
 mod plan;
+mod plan_published;
 mod plan_weights;
 mod predictions;
 mod pull;

@@ -318,6 +318,8 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --tp 2", "plans are for one GPU"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --cache-bits 4", "the cache is one that the engine has"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --weights int4", "as the config publishes them"),
+        ("plan fit Qwen3-8B.json --gpu-memory 8GiB --weights bf16", "as the config publishes them"),
+        ("plan fit Qwen3-8B.json --gpu-memory 200GiB", "exceeds the memory of H100-SXM, 79.6 GiB"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --device B200", "give --host-link, such as 55GB/s"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --context 50000", "the longest is 40960"),
         ("plan fit Qwen3-8B.json --gpu-memory 8GiB --host-link 0GB/s", "must be above 0"),

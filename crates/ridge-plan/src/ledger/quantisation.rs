@@ -1,9 +1,10 @@
 //! How the matrices of a served model are stored.
 
 use ridge_graph::format::{CodeType, ScaledFormat};
+use ridge_graph::shard::Placement;
 use ridge_graph::{DType, FormatRef, Role, Shape, Type};
 use ridge_hw::spec::Precision;
-use ridge_models::{BuildOptions, ModelFiles, NetworkConfig, WeightSource};
+use ridge_models::{BuildOptions, ModelFiles, NetworkConfig, WeightSource, parallel};
 use serde::Serialize;
 
 use crate::error::PlanError;
@@ -40,7 +41,9 @@ pub enum Quantisation {
         experts: f64,
         /// The same of embedding and head.
         ends: f64,
-        /// What products multiply: 8-bit floats where the layers' weights are published in them.
+        /// The same of what tensor parallelism does not divide: norms, routers, projections to latents.
+        whole: f64,
+        /// What products multiply: 8-bit floats or integers where the layers' weights are published in them.
         precision: Precision,
     },
 }
@@ -87,14 +90,21 @@ impl Quantisation {
         if let Self::File { ends, .. } = self { ends } else { 16.0 }
     }
 
-    /// [`bits`](Self::bits), with those of experts if they differ, and [`bits_of_ends`](Self::bits_of_ends) as they are shown.
-    pub fn bits_shown(self) -> [String; 2] {
-        let [matrices, experts, ends] = [self.bits(), self.bits_of_experts(), self.bits_of_ends()].map(|bits| {
+    /// Bits of an element of what tensor parallelism does not divide.
+    pub fn bits_of_whole(self) -> f64 {
+        if let Self::File { whole, .. } = self { whole } else { 16.0 }
+    }
+
+    /// [`bits`](Self::bits), with those of experts if they differ, [`bits_of_ends`](Self::bits_of_ends) and
+    /// [`bits_of_whole`](Self::bits_of_whole) as they are shown.
+    pub fn bits_shown(self) -> [String; 3] {
+        let bits = [self.bits(), self.bits_of_experts(), self.bits_of_ends(), self.bits_of_whole()];
+        let [matrices, experts, ends, whole] = bits.map(|bits| {
             let text = format!("{bits:.4}");
             text.trim_end_matches('0').trim_end_matches('.').to_owned()
         });
         let of_layers = if experts == matrices { matrices } else { format!("{experts} (experts) and {matrices}") };
-        [of_layers, ends]
+        [of_layers, ends, whole]
     }
 
     /// What it is called.
@@ -124,48 +134,76 @@ impl Quantisation {
 
     /// That of a GGUF file's weights, or the one in which a configuration says that its model's weights are published;
     /// `None` of anything else.
-    pub fn of_files(files: &ModelFiles) -> Option<Self> {
+    ///
+    /// # Errors
+    /// When the weights cannot be in the formats that the configuration names.
+    pub fn of_files(files: &ModelFiles) -> Result<Option<Self>, PlanError> {
         let Some(gguf) = files.gguf() else { return Self::published(files) };
-        let tensors = gguf.tensors().iter();
-        let tensors = tensors.map(|t| (t.name.as_str(), t.shape.len(), t.range.len(), t.shape.iter().product()));
-        Self::of_tensors(tensors, Precision::Bf16)
-    }
-
-    /// That of the formats that the configuration names, if it names any; an error in it is that of reading the model.
-    fn published(files: &ModelFiles) -> Option<Self> {
-        let NetworkConfig::Decoder(config) = files.network_config().ok()? else { return None };
-        let graph = config.build(&BuildOptions::default()).ok()?.module.graph;
-        let graph = WeightSource::RandomAsPublished(Box::new(config)).retype(&graph, None).ok()?;
-        graph.args(Role::Weight).find(|arg| arg.ty.format.is_some())?;
-        let number = |poly: ridge_graph::Poly| poly.as_const().map_or(0, |n| n as usize);
-        let is_fp8 = |arg: &ridge_graph::Arg| {
-            let format = arg.ty.format.as_ref().and_then(|format| format.downcast::<ScaledFormat>());
-            format.is_some_and(|format| format.codes == CodeType::F8E4M3)
-        };
-        // Others are decoded to 16 bits before they are multiplied.
-        let precision = if graph.args(Role::Weight).any(is_fp8) { Precision::Fp8 } else { Precision::Bf16 };
-        let tensors = graph.args(Role::Weight).map(|arg| {
-            let (shape, bytes) = (&arg.ty.shape, number(arg.ty.bytes()));
-            (&*arg.name, shape.rank(), bytes, number(shape.elements()))
+        let matrices = gguf.tensors().iter().filter(|t| t.shape.len() > 1);
+        let tensors = matrices.map(|t| {
+            let kind = match (is_of_layer(&t.name), t.shape.len()) {
+                (false, _) => TensorKind::Ends,
+                (true, 2) => TensorKind::Matrix,
+                (true, _) => TensorKind::Experts,
+            };
+            (kind, t.range.len(), t.shape.iter().product())
         });
-        Self::of_tensors(tensors, precision)
+        Ok(Self::of_tensors(tensors, Precision::Bf16))
     }
 
-    /// That of tensors, each with its name, rank, bytes and elements. Those of rank 3 are experts.
-    fn of_tensors<'a>(
-        tensors: impl Iterator<Item = (&'a str, usize, usize, usize)>,
-        precision: Precision,
-    ) -> Option<Self> {
-        let mut sums = [(0, 0); 3];
-        for (name, rank, bytes, elements) in tensors.filter(|(_, rank, ..)| *rank > 1) {
-            let of = &mut sums[if !is_of_layer(name) { 0 } else { (rank - 1).min(2) }];
+    /// That of the formats that the configuration names, if it names any. A configuration that no network is read from is of a
+    /// family that is only planned, or what is wrong with it is said where plans read it.
+    fn published(files: &ModelFiles) -> Result<Option<Self>, PlanError> {
+        let Ok(NetworkConfig::Decoder(config)) = files.network_config() else { return Ok(None) };
+        let model = config.build(&BuildOptions::default()).map_err(|e| PlanError::Graph(e.to_string()))?;
+        let graph = WeightSource::RandomAsPublished(Box::new(config)).retype(&model.module.graph, None)?;
+        if graph.args(Role::Weight).all(|arg| arg.ty.format.is_none()) {
+            return Ok(None);
+        }
+        let number = |poly: ridge_graph::Poly| poly.as_const().map_or(0, |n| n as usize);
+        let codes =
+            graph.args(Role::Weight).find_map(|arg| Some(arg.ty.format.as_ref()?.downcast::<ScaledFormat>()?.codes));
+        let precision = match codes {
+            Some(CodeType::F8E4M3 | CodeType::F8E5M2) => Precision::Fp8,
+            Some(CodeType::Int8) => Precision::Int8,
+            // Others are decoded to 16 bits before they are multiplied.
+            None => Precision::Bf16,
+        };
+        // As plans read the weights of layers.
+        let kind = |arg: &ridge_graph::Arg| match (is_of_layer(&arg.name), arg.ty.shape.rank()) {
+            (false, rank) => (rank > 1).then_some(TensorKind::Ends),
+            (true, 3) => Some(TensorKind::Experts),
+            (true, _) if matches!(parallel::placement(arg), Placement::Shard { .. }) => Some(TensorKind::Matrix),
+            (true, _) => Some(TensorKind::Whole),
+        };
+        let tensors = graph
+            .args(Role::Weight)
+            .filter_map(|arg| Some((kind(arg)?, number(arg.ty.bytes()), number(arg.ty.shape.elements()))));
+        Ok(Self::of_tensors(tensors, precision))
+    }
+
+    /// That of tensors, each with its kind, bytes and elements.
+    fn of_tensors(tensors: impl Iterator<Item = (TensorKind, usize, usize)>, precision: Precision) -> Option<Self> {
+        let mut sums = [(0, 0); 4];
+        for (kind, bytes, elements) in tensors {
+            let of = &mut sums[kind as usize];
             *of = (of.0 + bytes, of.1 + elements);
         }
-        let [ends, matrices, experts] =
+        let [ends, matrices, experts, whole] =
             sums.map(|(bytes, elements)| (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64));
         let matrices = matrices.or(experts)?;
-        Some(Self::File { matrices, experts: experts.unwrap_or(matrices), ends: ends.unwrap_or(16.0), precision })
+        let (ends, whole) = (ends.unwrap_or(16.0), whole.unwrap_or(16.0));
+        Some(Self::File { matrices, experts: experts.unwrap_or(matrices), ends, whole, precision })
     }
+}
+
+/// What a tensor is counted with.
+#[derive(Clone, Copy)]
+enum TensorKind {
+    Ends,
+    Matrix,
+    Experts,
+    Whole,
 }
 
 /// Is the tensor one of a numbered layer, such as `blk.3.attn_q.weight`?

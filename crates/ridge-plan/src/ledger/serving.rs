@@ -87,6 +87,12 @@ pub fn sequence_states(reading: &Reading, memory: &ServingMemory, context: usize
     reading.states.iter().map(of).chain(reading.prediction.iter().flat_map(|of| of_module(of))).collect()
 }
 
+/// What is to be said of tensor parallelism of a model with latent attention, behind its degree; nothing of others.
+pub fn of_latents(reading: &Reading) -> &'static str {
+    let latent = reading.states.iter().any(|group| last(group.states.first()) == "latent");
+    if latent { " (of servers that copy the latent to each rank; Ridge runs latent attention on one rank)" } else { "" }
+}
+
 /// The last part of a state's name.
 fn last(name: Option<&String>) -> &str {
     name.and_then(|n| n.rsplit('.').next()).unwrap_or_default()
@@ -128,7 +134,10 @@ fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Qua
     }
     let of_layers = matrices * weights.bits() + experts * weights.bits_of_experts();
     let ends = if pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
-    (of_layers / 8.0 + plain * 2.0 + ends / tp * weights.bits_of_ends() / 8.0, matrices + experts)
+    (
+        of_layers / 8.0 + plain * weights.bits_of_whole() / 8.0 + ends / tp * weights.bits_of_ends() / 8.0,
+        matrices + experts,
+    )
 }
 
 /// The ledger of a rank of a server whose device has `memory_bytes`, for sequences of `context` tokens.
@@ -164,9 +173,11 @@ pub fn serving(
     }
     let mut ledger = Ledger::default();
     let (weights, matrices) = weight_bytes(reading, m.tp, m.pp, m.ep, m.weights);
-    let [bits, of_ends] = m.weights.bits_shown();
+    let [bits, of_ends, of_whole] = m.weights.bits_shown();
     let rest = match m.weights {
-        Quantisation::File { .. } => format!("embedding and head x {of_ends} bits, norms x 16 bits"),
+        Quantisation::File { .. } => {
+            format!("embedding and head x {of_ends} bits, what is not divided x {of_whole} bits")
+        }
         _ => "other weights x 16 bits".to_owned(),
     };
     ledger.add("weights", weights, format!("{matrices:.4e} elements of matrices x {bits} bits, {rest}"));
@@ -197,7 +208,7 @@ pub fn serving(
             reading.heads.is_multiple_of(tp) && weights + workspace + margin < device_bytes.as_f64()
         };
         let remedy = match (m.tp + 1..=reading.heads).find(|tp| fits(*tp)) {
-            Some(tp) => format!("the smallest sufficient degree is tp {tp}; or use fewer bits"),
+            Some(tp) => format!("the smallest sufficient degree is tp {tp}{}; or use fewer bits", of_latents(reading)),
             None => "use fewer bits, more stages, or a device with more memory".to_owned(),
         };
         return Err(PlanError::Room { tp: m.tp, needed: ledger.total(), has: device_bytes, remedy });
@@ -226,8 +237,11 @@ pub fn holding_one(reading: &Reading, device_bytes: Bytes, memory: &ServingMemor
         Quantisation::ALL.into_iter().filter(|(_, q)| q.bits() < memory.weights.bits()).collect();
     narrower.sort_by(|a, b| b.1.bits().total_cmp(&a.1.bits()));
     let format = narrower.into_iter().find(|(_, weights)| holds(&ServingMemory { weights: *weights, ..*memory }));
-    let ways: Vec<String> =
-        tp.map(|tp| format!("tp {tp}")).into_iter().chain(format.map(|(name, _)| format!("{name} weights"))).collect();
+    let ways: Vec<String> = tp
+        .map(|tp| format!("tp {tp}{}", of_latents(reading)))
+        .into_iter()
+        .chain(format.map(|(name, _)| format!("{name} weights")))
+        .collect();
     match ways.is_empty() {
         true => "use more stages, a smaller cache dtype or a device with more memory".to_owned(),
         false => format!("use {} to fit one", ways.join(" or ")),

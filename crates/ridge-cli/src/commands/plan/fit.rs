@@ -3,7 +3,9 @@
 use clap::Args;
 use ridge_hw::units::{Bytes, BytesPerSecond};
 use ridge_plan::PlanError;
-use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, sequence_bytes, sequence_states, serving};
+use ridge_plan::ledger::{
+    Quantisation, ServingMemory, holding_one, of_latents, sequence_bytes, sequence_states, serving,
+};
 use ridge_plan::plot::{Axis, Bars, Chart, Mark, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use serde_json::json;
@@ -30,8 +32,8 @@ pub(crate) struct PlanFitArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: that of a GGUF file,
-    /// otherwise bf16]
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: that of a GGUF file
+    /// or of the config's quantization_config, otherwise bf16]
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
@@ -129,6 +131,10 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         0 => format!("less than one sequence of {tokens}: {}", holding_one(&reading, device, &memory, context)),
         n => format!("or {} sequences of {tokens}", grouped(n)),
     };
+    let latents = of_latents(&reading);
+    if args.tp > 1 && !latents.is_empty() {
+        answer += &format!("\ntp {}{latents}", args.tp);
+    }
     let mut of_sequence =
         PageTable::with_head("cache per sequence", ["state", "layers", "tokens", "per token", "total"]);
     for s in &states {
@@ -200,7 +206,7 @@ fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
         let why = "with --gpu-memory, the cache is one that the engine has; use 8, 16 or 32";
         return Err(refused("--cache-bits", args.cache_bits, why));
     }
-    if let Some(weights) = args.weights.filter(|weights| *weights != Quantisation::Bf16) {
+    if let Some(weights) = args.weights {
         let why = "with --gpu-memory, weights are planned as the config publishes them; leave it out";
         return Err(refused("--weights", weights.name(), why));
     }

@@ -1,7 +1,7 @@
 //! `ridge plan fit --gpu-memory`: the weights that the engine would keep in memory of the host, and the time of a step that
 //! reads them over the link.
 
-use ridge::{ActivationMode, HostPlan, HostPlanSettings, NumberSettings};
+use ridge::{HostPlan, HostPlanSettings, NumberSettings};
 use ridge_engine::costs::StepWork;
 use ridge_graph::DType;
 use ridge_hw::roofline::Bound;
@@ -9,6 +9,7 @@ use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_hw::units::{Bytes, BytesPerSecond};
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::Machine;
+use ridge_plan::ledger::Quantisation;
 use serde_json::{Value, json};
 
 use super::page::{Page, PageArgs, PageBlock, PageTable, seconds};
@@ -149,8 +150,17 @@ fn planned(plan: Result<HostPlan, ridge::Error>) -> Result<Result<HostPlan, Stri
 
 pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
     let config = args.target.config()?;
-    let machine = args.target.machine(Precision::Bf16)?;
     let sheet = DeviceSpec::find(&args.target.device).map_err(PlanError::from)?;
+    if args.gpu_memory > sheet.memory.value {
+        let why = format!("exceeds the memory of {}, {}", sheet.name, sheet.memory.value);
+        return Err(refused("--gpu-memory", args.gpu_memory, &why));
+    }
+    // What products of prompts multiply, where the device has a rate for it.
+    let precision = match args.target.weights(None)? {
+        Quantisation::File { precision, .. } if sheet.dense_rates.contains_key(&precision) => precision,
+        _ => Precision::Bf16,
+    };
+    let machine = args.target.machine(precision)?;
     let (rate, rate_source) = link(args, sheet)?;
     let context = args.context.unwrap_or(8192.min(config.max_context()));
     if context > config.max_context() {
@@ -158,13 +168,9 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
         return Err(refused("--context", context, &why));
     }
     let chunk = args.step_tokens.unwrap_or(STEP_TOKENS).min(context);
-    let numbers = NumberSettings {
-        dtype: Some(DType::BF16),
-        cache_dtype: Some(args.cache),
-        activations: ActivationMode::Exact,
-        ..NumberSettings::default()
-    };
-    let gpu_memory = Bytes(args.gpu_memory.0.min(sheet.memory.value.0));
+    let numbers =
+        NumberSettings { dtype: Some(DType::BF16), cache_dtype: Some(args.cache), ..NumberSettings::default() };
+    let gpu_memory = args.gpu_memory;
     let spinner = Spinner::new();
     let plan = |sequences: usize| {
         // All programs of the engine are compiled, and buckets of theirs planned, which takes seconds for large models.

@@ -106,7 +106,7 @@ impl TargetArgs {
     pub(crate) fn weights(&self, asked: Option<Quantisation>) -> Result<Quantisation> {
         match (asked, &self.model) {
             (Some(weights), _) => Ok(weights),
-            (None, Some(model)) => Ok(Quantisation::of_files(&open(model)?.1).unwrap_or(Quantisation::Bf16)),
+            (None, Some(model)) => Ok(Quantisation::of_files(&open(model)?.1)?.unwrap_or(Quantisation::Bf16)),
             (None, None) => Ok(Quantisation::Bf16),
         }
     }
