@@ -1,7 +1,7 @@
 // The conversation: asks, shows the answer as it comes, stops, and is kept.
 
 import { fresh, Store, titleOf } from "./store.js";
-import { events } from "./stream.js";
+import { events, withinContext } from "./stream.js";
 import { LEVELS, Tip, tokensOf } from "./tokens.js";
 import { AnswerTurn, errorTurn, userTurn } from "./turns.js";
 
@@ -228,8 +228,10 @@ export class Chat {
       const headers = { "Content-Type": "application/json" };
       const key = this.#field("key").value;
       if (key) headers.Authorization = `Bearer ${key}`;
+      const options = { headers, signal: running.signal };
       const path = chat ? "/v1/chat/completions" : "/v1/completions";
-      const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal: running.signal });
+      const asked = JSON.stringify(await withinContext(body, options));
+      const response = await fetch(path, { method: "POST", ...options, body: asked });
       for await (const event of events(response)) {
         usage = event.usage ?? usage;
         const choice = event.choices[0];

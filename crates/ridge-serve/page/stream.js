@@ -1,4 +1,16 @@
-// Server-sent events of a response, as the values that their data are.
+// Requests that fit the context, and server-sent events of a response as the values that their data are.
+
+/** The request with at most as many tokens as the context has room for: the server refuses to generate fewer than asked for. */
+export async function withinContext(body, options) {
+  if (body.max_tokens === undefined) return body;
+  const { prompt, messages } = body;
+  const text = JSON.stringify(messages ? { messages } : { prompt });
+  const response = await fetch("/tokenize", { method: "POST", ...options, body: text });
+  // What is wrong with the text is said where it is submitted.
+  if (!response.ok) return body;
+  const { count, max_model_len: context } = await response.json();
+  return count < context ? { ...body, max_tokens: Math.min(body.max_tokens, context - count) } : body;
+}
 
 /** Yields each event's JSON value until `[DONE]`; throws what the server says is wrong. */
 export async function* events(response) {

@@ -6,6 +6,29 @@ import { test } from "node:test";
 import { bulk, ticks } from "../page/chart.js";
 import { inline, parse } from "../page/markdown.js";
 import { fresh, Store, titleOf } from "../page/store.js";
+import { withinContext } from "../page/stream.js";
+
+test("a request asks for as many tokens as the context has room for", async (t) => {
+  const asked = [];
+  const answer = (ok, count) =>
+    t.mock.method(globalThis, "fetch", async (url, { body, headers }) => {
+      asked.push([url, JSON.parse(body), headers]);
+      return { ok, json: async () => ({ count, max_model_len: 128 }) };
+    });
+  const options = { headers: { Authorization: "Bearer x" } };
+  const messages = [{ role: "user", content: "a" }];
+  answer(true, 100);
+  assert.deepEqual(await withinContext({ messages, max_tokens: 256 }, options), { messages, max_tokens: 28 });
+  assert.deepEqual(asked, [["/tokenize", { messages }, options.headers]]);
+  assert.deepEqual(await withinContext({ prompt: "a", max_tokens: 20 }, options), { prompt: "a", max_tokens: 20 });
+  // Nothing to look up, and what the server is to refuse.
+  assert.deepEqual(await withinContext({ prompt: "a" }, options), { prompt: "a" });
+  assert.equal(asked.length, 2);
+  answer(true, 128);
+  assert.equal((await withinContext({ prompt: "a", max_tokens: 20 }, options)).max_tokens, 20);
+  answer(false, 0);
+  assert.equal((await withinContext({ prompt: "a", max_tokens: 200 }, options)).max_tokens, 200);
+});
 
 test("inline marks", () => {
   for (const [text, pieces] of [
