@@ -215,8 +215,10 @@ impl App {
         match &self.worker {
             ModelWorker::Engine(worker) => Ok(worker),
             ModelWorker::Embedder(_) => {
-                let message =
-                    format!("{} is an encoder and does not generate text; use /v1/embeddings", self.model.name);
+                let message = format!(
+                    "{} is served for embeddings or scores and does not generate text; use /v1/embeddings or /v1/rerank",
+                    self.model.name
+                );
                 Err(ApiError::not_found("model_not_supported", message))
             }
         }

@@ -98,7 +98,9 @@ fn encoders_make_vectors() {
     ] {
         assert_eq!(embed(more.clone()).refused(400), param, "{more}");
     }
-    server.post(COMPLETIONS, &json!({ "prompt": [1] })).refused(404);
+    let generates = server.post(COMPLETIONS, &json!({ "prompt": [1] }));
+    generates.refused(404);
+    assert!(generates.text().contains("served for embeddings or scores"), "{}", generates.text());
     assert_eq!(server.get("/health").status, 200);
 }
 
@@ -257,13 +259,21 @@ fn more_tokens_than_the_context_leaves_are_refused_and_not_cut() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.json()["usage"]["completion_tokens"], 14);
     }
-    let chat = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 64 });
-    assert_eq!(server.post(CHAT, &chat).refused(400), "max_tokens");
+    for name in ["max_tokens", "max_completion_tokens"] {
+        let chat = json!({ "messages": [{ "role": "user", "content": "x" }], name: 64 });
+        let refused = server.post(CHAT, &chat);
+        assert!(refused.refused(400) == name && refused.text().contains(&format!("{name}: 64")), "{}", refused.text());
+    }
+    // A least length that does not fit is refused in the same way.
+    let least = ask(json!({ "min_tokens": 15 }));
+    assert!(least.refused(400) == "min_tokens" && least.text().contains("at most 14"), "{}", least.text());
+    let most = ask(json!({ "min_tokens": 14, "ignore_eos": true }));
+    assert_eq!(most.json()["usage"]["completion_tokens"], 14, "{}", most.text());
 }
 
 #[test]
 fn a_cache_of_less_than_the_context_bounds_it() {
-    // Announced and enforced: 96 tokens, and not the model's 512.
+    // Announced and enforced: 90 tokens in whole blocks of 16, and not the model's 512.
     let server = Server::start(&["--cache-tokens", "90"]);
     let models = server.get("/v1/models").json();
     assert_eq!(models["data"][0]["max_model_len"], 96, "{models}");
@@ -271,7 +281,9 @@ fn a_cache_of_less_than_the_context_bounds_it() {
     assert_eq!(beyond.refused(400), "max_tokens");
     let all = server.post(COMPLETIONS, &json!({ "prompt": vec![403; 90], "max_tokens": 6, "ignore_eos": true }));
     assert_eq!(all.json()["usage"]["completion_tokens"], 6, "{}", all.text());
-    // Asked for, it is an error.
+    // Asked for, it is as much, and more is an error.
+    let same = ridge(&["serve", "--context", "96", "--cache-tokens", "90", "--dry-run"]);
+    assert_eq!(same.code, 0, "{}", same.stderr);
     for dry in [&["--dry-run"][..], &["--port", "0"]] {
         let refused = ridge(&[&["serve", "--context", "128", "--cache-tokens", "90"], dry].concat());
         let says = "--cache-tokens 90";
@@ -290,6 +302,15 @@ fn a_server_of_a_decoder_says_what_makes_embeddings() {
     refused.refused(404);
     for says in ["decoders whose files say how texts become vectors", "modules.json", "pooling_type", "`ridge embed`"] {
         assert!(refused.text().contains(says), "{}", refused.text());
+    }
+    for (path, body) in [
+        ("/v1/rerank", json!({ "query": "x", "documents": ["y"] })),
+        ("/v1/score", json!({ "text_1": "x", "text_2": "y" })),
+    ] {
+        let refused = server.post(path, &body);
+        refused.refused(404);
+        let says = ["served to generate text", "a decoder of embeddings", "`ridge serve --rerank`"];
+        assert!(says.iter().all(|says| refused.text().contains(says)), "{}", refused.text());
     }
 }
 

@@ -37,7 +37,11 @@ fn scorer(app: &App) -> ApiResult<&EmbedWorker> {
             let labels = worker.labels;
             Err(unsupported(format!("is a classifier with {labels} labels; relevance needs a model with one")))
         }
-        ModelWorker::Engine(_) => Err(unsupported("generates text; relevance needs an encoder".to_owned())),
+        ModelWorker::Engine(_) => Err(unsupported(
+            "is served to generate text; relevance needs an encoder, a decoder of embeddings, or one that was trained to answer yes \
+             or no (`ridge serve --rerank`)"
+                .to_owned(),
+        )),
     }
 }
 

@@ -31,13 +31,15 @@ pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec
         return Err(too_long(message));
     }
     let room = app.model.context - ids.len();
-    if let Some(asked) = common.max_tokens.filter(|asked| *asked > room) {
+    let least = (common.min_tokens > 0).then_some(common.min_tokens);
+    for (param, asked) in [(common.max_tokens_param, common.max_tokens), ("min_tokens", least)] {
+        let Some(asked) = asked.filter(|asked| *asked > room) else { continue };
         let why = format!(
             "{asked} and the {} tokens of the prompt exceed the context of {} tokens; ask for at most {room}, or leave it out",
             ids.len(),
             app.model.context
         );
-        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param("max_tokens", why) });
+        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, why) });
     }
     Ok(ids)
 }

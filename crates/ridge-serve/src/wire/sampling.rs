@@ -31,6 +31,8 @@ pub(crate) struct CommonParams {
     pub(crate) n: usize,
     /// Tokens of an answer at most, if the request says.
     pub(crate) max_tokens: Option<usize>,
+    /// The name by which the request says it.
+    pub(crate) max_tokens_param: &'static str,
     /// Tokens of an answer at most where the request does not say and the context leaves room for them; else all that fit.
     pub(crate) usual_tokens: Option<usize>,
     pub(crate) min_tokens: usize,
@@ -66,11 +68,12 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
     sampling.logit_bias = logit_bias(fields)?;
     sampling.check()?;
     let most = u64::from(u32::MAX);
-    let mut limit = None;
+    let mut named_limit = None;
     for name in max_tokens {
         let value = fields.whole(name, least, most)?;
-        limit = limit.or(value);
+        named_limit = named_limit.or(value.map(|limit| (limit, *name)));
     }
+    let limit = named_limit.map(|(limit, _)| limit);
     let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0);
     if let Some(limit) = limit.filter(|limit| *limit < min_tokens) {
         return Err(ApiError::param("min_tokens", format!("{min_tokens} exceeds the limit of {limit} tokens")));
@@ -99,6 +102,7 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
         sampling,
         n: fields.whole("n", 1, MAX_ANSWERS)?.unwrap_or(1) as usize,
         max_tokens: limit.map(|n| n as usize),
+        max_tokens_param: named_limit.map_or("max_tokens", |(_, name)| name),
         usual_tokens: None,
         min_tokens: min_tokens as usize,
         stops: stops(fields)?,

@@ -90,8 +90,8 @@ pub(crate) struct ServeArgs {
     )]
     pub(super) sequences: usize,
 
-    /// KV cache capacity in tokens, over all sequences; at least --context, whose default is at most that [default: enough for
-    /// all sequences at full context]
+    /// KV cache capacity in tokens, over all sequences, rounded up to whole blocks of 16; at least --context, whose default is at
+    /// most that [default: enough for all sequences at full context]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
