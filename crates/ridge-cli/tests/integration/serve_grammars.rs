@@ -136,6 +136,7 @@ fn forms_that_cannot_be_are_refused_by_name_and_hurt_nobody_else() {
         (json!({ "guided_grammar": "start: nothing" }), "guided_grammar"),
         (json!({ "guided_json": { "type": "no such type" } }), "guided_json"),
         (json!({ "guided_json": { "$ref": "#/$defs/none" } }), "guided_json"),
+        (json!({ "guided_json": { "properties": { "a": { "type": "string", "pattern": "(a" } } } }), "guided_json"),
         (
             json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": 3 } } } }),
             "response_format",
@@ -145,15 +146,15 @@ fn forms_that_cannot_be_are_refused_by_name_and_hurt_nobody_else() {
         assert!(refused.refused(400).starts_with(param), "{more}: {}", refused.text());
     }
     // A grammar that nothing meets, at once and in the middle of an answer, is refused without the library's names.
-    for (param, text) in [
-        ("guided_grammar", "start: X\nX: /a/ & /b/"),
-        ("guided_grammar", "start: \"a\" X\nX: /a/ & /b/"),
-        ("guided_regex", r"[^\s\S]"),
+    for (param, text, why) in [
+        ("guided_grammar", "start: X\nX: /a/ & /b/", "no text matches it"),
+        ("guided_grammar", "start: \"a\" X\nX: /a/ & /b/", "nothing matches it from here"),
+        ("guided_regex", r"[^\s\S]", "no text matches it"),
     ] {
         let refused = server.post(CHAT, &ask(&json!({ param: text })));
         assert_eq!(refused.refused(400), param);
         let message = refused.text();
-        assert!(message.contains("no token of the model can continue it"), "{message}");
+        assert!(message.contains(why), "{message}");
         assert!(
             !message.contains("NoExtension") && !message.contains("Lark(") && !message.contains("Regex("),
             "{message}"

@@ -45,8 +45,25 @@ impl Grammars {
         let mut bytes = guarded(|| token_bytes_from_tokenizer_json(&json)).map_err(wrong)?;
         // A model may have rows beyond its tokens: these are never allowed.
         bytes.resize(vocab, Vec::new());
+        Self::over(&bytes, ends)
+    }
+
+    /// Over one token for each byte, and one that ends a text.
+    fn of_bytes() -> Result<Self> {
+        let tokens: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).chain([Vec::new()]).collect();
+        Self::over(&tokens, &[u32::from(u8::MAX) + 1])
+    }
+
+    /// Over tokens of these bytes, of which `ends` end a text.
+    fn over(tokens: &[Vec<u8>], ends: &[u32]) -> Result<Self> {
+        let wrong = |why: String| EngineError::Setting {
+            name: "tokenizer",
+            value: "tokenizer.json".into(),
+            why: format!("its tokenizer cannot be used for grammars: {why}"),
+        };
+        let vocab = tokens.len();
         let info = TokRxInfo::new(vocab as u32, ends.first().copied().unwrap_or(u32::MAX));
-        let trie = TokTrie::from(&info, &bytes);
+        let trie = TokTrie::from(&info, tokens);
         let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(ends) };
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| wrong(e.to_string()))?;
@@ -58,8 +75,22 @@ impl Grammars {
         Ok(Self { factory, vocab, ends: ends.to_vec() })
     }
 
-    /// A grammar at its beginning.
-    pub(super) fn start(&self, constraint: &Constraint) -> Result<Grammar> {
+    /// A grammar at its beginning, and the tokens that may not come first, as [`Row::forbidden`](crate::Row::forbidden) has them.
+    pub(super) fn begin(&self, constraint: &Constraint) -> Result<(Grammar, Vec<u32>)> {
+        let mut first = self.start(constraint)?;
+        match first.advance(None) {
+            Ok(advanced) => Ok((first, advanced.forbidden)),
+            Err(why) if why == NO_TOKEN => {
+                // Over bytes it tells whether any text matches.
+                let nothing = Self::of_bytes()?.start(constraint)?.advance(None).is_err_and(|why| why == NO_TOKEN);
+                Err(constraint.refused(if nothing { NO_TEXT } else { NO_FIRST_TOKEN }.to_owned()))
+            }
+            Err(why) => Err(constraint.refused(why)),
+        }
+    }
+
+    /// A grammar before its first mask.
+    fn start(&self, constraint: &Constraint) -> Result<Grammar> {
         let wrong = |why: String| constraint.refused(why);
         let grammar = match constraint {
             Constraint::JsonSchema(schema) => TopLevelGrammar::from_json_schema(on_one_line(
@@ -107,9 +138,14 @@ fn stuck(why: &str) -> String {
     }
 }
 
-/// Why a grammar cannot continue that allows texts of which no token of the model is the beginning.
-const NO_TOKEN: &str =
-    "no token of the model can continue it: it requires characters that the model's tokenizer cannot write";
+/// Why a grammar cannot continue of which no token of the model is the beginning.
+const NO_TOKEN: &str = "no token of the model can continue it: nothing matches it from here, or it requires characters that the \
+                        model's tokenizer cannot write";
+/// Why a grammar cannot begin that matches no bytes.
+const NO_TEXT: &str = "no text matches it";
+/// Why a grammar cannot begin that matches texts of which no token of the model is the beginning.
+const NO_FIRST_TOKEN: &str =
+    "no token of the model can begin it: it requires characters that the model's tokenizer cannot write";
 
 /// What the grammar library says, without what it says of itself: where in a grammar of its own a regular expression stands,
 /// and what it was built without.

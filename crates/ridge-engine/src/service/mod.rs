@@ -201,9 +201,7 @@ impl Service {
         if let Some(constraint) = &request.constraint {
             let missing = || constraint.refused("this service has no tokenizer for grammars".into());
             let known = self.grammars.as_ref().ok_or_else(missing)?;
-            let mut first = known.start(constraint)?;
-            let begin = first.advance(None);
-            let begin = begin.map_err(|why| constraint.refused(why))?.forbidden;
+            let (first, begin) = known.begin(constraint)?;
             grammars.fill_with(|| Some((Box::new(first.another()), begin.clone())));
         }
         let id = RequestId(self.submitted);

@@ -52,7 +52,7 @@ impl Asked {
 
     /// JSON of a schema, to the letter if that is asked for.
     fn of_schema(param: String, place: &str, schema: Value, strict: bool) -> ApiResult<Self> {
-        let Enforceable { schema, left_out } = checked(place, schema, strict)?;
+        let Enforceable { schema, left_out, .. } = checked(place, schema, strict)?;
         Ok(Self { param, form: Form::Schema(schema), left_out })
     }
 }
@@ -156,7 +156,10 @@ pub(super) fn checked(place: &str, schema: Value, strict: bool) -> ApiResult<Enf
     if bytes > LONGEST {
         return Err(ApiError::param(place, format!("has {bytes} bytes; the maximum is {LONGEST}")));
     }
-    let Enforceable { schema, left_out } = enforceable(schema);
+    let Enforceable { schema, left_out, mistakes } = enforceable(schema);
+    if let Some(first) = mistakes.first() {
+        return Err(ApiError { param: Some(place.to_owned()), ..ApiError::bad(format!("{place}{first}")) });
+    }
     let left_out: Vec<String> = left_out.into_iter().map(|each| format!("{place}{each}")).collect();
     if strict && !left_out.is_empty() {
         let why = format!(
@@ -165,7 +168,7 @@ pub(super) fn checked(place: &str, schema: Value, strict: bool) -> ApiResult<Enf
         );
         return Err(ApiError::param(place, why));
     }
-    Ok(Enforceable { schema, left_out })
+    Ok(Enforceable { schema, left_out, mistakes })
 }
 
 #[cfg(test)]
@@ -218,6 +221,22 @@ mod tests {
         let refused = asked(true).unwrap_err();
         assert_eq!(refused.param.as_deref(), Some("response_format.json_schema.schema"));
         assert!(refused.message.contains(told), "{}", refused.message);
+    }
+
+    #[test]
+    fn a_mistaken_pattern_is_refused_where_it_stands() {
+        let of = |pattern: &str| {
+            let schema = json!({ "type": "object", "properties": { "a": { "type": "string", "pattern": pattern } } });
+            asked(&json!({ "guided_json": schema }).to_string())
+        };
+        let refused = of("a(b").unwrap_err();
+        assert_eq!(refused.param.as_deref(), Some("guided_json"));
+        let says =
+            r#"guided_json/properties/a/pattern: "a(b" is not a regular expression: the ( at byte 1 is not closed"#;
+        assert_eq!(refused.message, says);
+        // One that is right and cannot be enforced is a warning.
+        assert_eq!(of(r"(a)\1").unwrap().unwrap().left_out.len(), 1);
+        assert_eq!(of("[0-9]+").unwrap().unwrap().left_out.len(), 0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Regular expressions of schemas that say something of the text ahead or behind, which no mask can follow.
+//! Regular expressions of schemas: those that say something of the text ahead or behind, which no mask can follow, and those that
+//! are mistaken.
 
 /// The characters of `^(?!^[...]*$)`, by which pydantic asks a decimal number for more than signs, and what follows it.
 pub(super) fn not_only(pattern: &str) -> Option<(&str, &str)> {
@@ -26,6 +27,50 @@ pub(super) fn without_assertions(pattern: &str) -> Option<String> {
         rest = &rest[length..];
     }
     found.then_some(kept)
+}
+
+/// What makes `pattern` no regular expression of any dialect, if something does: brackets that are not balanced, nothing to
+/// repeat, bounds in the wrong order, an escape of nothing.
+pub(super) fn mistake(pattern: &str) -> Option<String> {
+    let (mut at, mut open) = (0, Vec::new());
+    // Is there something in front that can be repeated?
+    let mut repeatable = false;
+    while let Some(c) = pattern[at..].chars().next() {
+        let rest = &pattern[at..];
+        let mut length = c.len_utf8();
+        let before = std::mem::replace(&mut repeatable, !matches!(c, '(' | '|'));
+        match c {
+            '\\' => match rest[1..].chars().next() {
+                Some(escaped) => length += escaped.len_utf8(),
+                None => return Some("it ends within an escape".to_owned()),
+            },
+            '[' => match class(rest) {
+                Some(bytes) => length = bytes,
+                // ECMAScript's classes of no and of any character.
+                None if rest.starts_with("[]") => length = 2,
+                None if rest.starts_with("[^]") => length = 3,
+                None => return Some(format!("the [ at byte {at} is not closed")),
+            },
+            '(' => {
+                open.push(at);
+                // What kind of group it is.
+                length +=
+                    rest[1..].strip_prefix('?').map_or(0, |kind| 1 + kind.chars().next().map_or(0, char::len_utf8));
+            }
+            ')' if open.pop().is_none() => return Some(format!("the ) at byte {at} closes nothing")),
+            '*' | '+' | '?' if !before => return Some(format!("the {c} at byte {at} repeats nothing")),
+            '{' => {
+                let bounds = rest[1..].split_once('}').and_then(|(bounds, _)| bounds.split_once(','));
+                let numbers = bounds.and_then(|(least, most)| Some((least.parse().ok()?, most.parse().ok()?)));
+                if let Some((least, most)) = numbers.filter(|(least, most): &(u64, u64)| least > most) {
+                    return Some(format!("the bounds at byte {at} are in the wrong order: {least} exceeds {most}"));
+                }
+            }
+            _ => {}
+        }
+        at += length;
+    }
+    open.last().map(|at| format!("the ( at byte {at} is not closed"))
 }
 
 /// Bytes of the group that `text` begins with.
@@ -71,6 +116,45 @@ fn class(text: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mistakes_are_told_from_what_dialects_have() {
+        for (pattern, why) in [
+            ("a(b", "the ( at byte 1 is not closed"),
+            ("(a(b)", "the ( at byte 0 is not closed"),
+            ("ab)", "the ) at byte 2 closes nothing"),
+            ("[a-z", "the [ at byte 0 is not closed"),
+            ("*a", "the * at byte 0 repeats nothing"),
+            ("a|+", "the + at byte 2 repeats nothing"),
+            ("(?:?a)", "the ? at byte 3 repeats nothing"),
+            ("é{3,1}", "the bounds at byte 2 are in the wrong order: 3 exceeds 1"),
+            ("a\\", "it ends within an escape"),
+        ] {
+            assert_eq!(mistake(pattern).as_deref(), Some(why), "{pattern}");
+        }
+        for pattern in [
+            "",
+            "a+?",
+            "a*+",
+            r"\(",
+            "[(]",
+            "[])]",
+            "[^]",
+            "[]",
+            "(?<year>\\d{4})",
+            "(?=a)b",
+            r"(a)\1",
+            "(?i)a",
+            "a{2,}",
+            "{",
+            "x{,3}",
+            "(|a)?",
+            "^$",
+            "(?P<n>é)*",
+        ] {
+            assert_eq!(mistake(pattern), None, "{pattern}");
+        }
+    }
 
     #[test]
     fn assertions_are_taken_out_whole() {

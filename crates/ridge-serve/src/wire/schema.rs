@@ -7,7 +7,7 @@
 use ridge_engine::service::is_supported_pattern;
 use serde_json::{Map, Value, json};
 
-use super::pattern::{not_only, without_assertions};
+use super::pattern::{mistake, not_only, without_assertions};
 use crate::json_types::type_name;
 
 /// A schema that can be enforced, and what of the one it was made from cannot, each as a JSON pointer with its reason.
@@ -15,6 +15,8 @@ use crate::json_types::type_name;
 pub(crate) struct Enforceable {
     pub(crate) schema: Value,
     pub(crate) left_out: Vec<String>,
+    /// What is wrong in any reading, in the same form.
+    pub(crate) mistakes: Vec<String>,
 }
 
 /// Makes `schema` into one that can be enforced.
@@ -22,9 +24,10 @@ pub(crate) struct Enforceable {
 /// Objects whose properties are named have no others, unless the schema says something of others: models that may continue
 /// properties of their own do so without end. Where parts of a schema are joined, each names but some, and none is closed.
 pub(crate) fn enforceable(schema: Value) -> Enforceable {
-    let mut rewriting = Rewriting { closes: !is_joined(&schema), root: schema.clone(), left_out: Vec::new() };
+    let closes = !is_joined(&schema);
+    let mut rewriting = Rewriting { closes, root: schema.clone(), left_out: Vec::new(), mistakes: Vec::new() };
     let schema = rewriting.schema(schema, "");
-    Enforceable { schema, left_out: rewriting.left_out }
+    Enforceable { schema, left_out: rewriting.left_out, mistakes: rewriting.mistakes }
 }
 
 /// Formats of strings that have a grammar.
@@ -57,6 +60,7 @@ struct Rewriting {
     /// Are objects closed that do not say whether they are?
     closes: bool,
     left_out: Vec<String>,
+    mistakes: Vec<String>,
 }
 
 impl Rewriting {
@@ -165,6 +169,10 @@ impl Rewriting {
             done.insert("pattern".to_owned(), value);
             return None;
         };
+        if let Some(wrong) = mistake(pattern) {
+            self.mistakes.push(format!("{place}/pattern: {} is not a regular expression: {wrong}", json!(pattern)));
+            return None;
+        }
         let (pattern, also) = match not_only(pattern) {
             Some((class, rest)) => (format!("^{rest}"), Some(json!({ "pattern": format!("[^{class}]") }))),
             None => (pattern.to_owned(), None),
