@@ -250,3 +250,24 @@ impl Grammar {
         self.ends.contains(&token)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_that_matches_nothing_is_told_from_one_that_no_token_begins() {
+        let tokens = [b"a".to_vec(), b"ab".to_vec(), Vec::new()];
+        let grammars = Grammars::over(&tokens, &[2]).unwrap();
+        let (_, forbidden) = grammars.begin(&Constraint::Regex("a[xb]".into())).map_err(|e| e.to_string()).unwrap();
+        assert_eq!(forbidden[0] & 0b111, 0b100, "both begin it, and it does not end at once");
+        for (constraint, why) in [
+            (Constraint::Regex("[xy]".into()), NO_FIRST_TOKEN),
+            (Constraint::Regex(r"[^\s\S]".into()), NO_TEXT),
+            (Constraint::Lark("start: X\nX: /a/ & /b/".into()), NO_TEXT),
+        ] {
+            let refused = grammars.begin(&constraint).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(refused.contains(why), "{constraint:?}: {refused}");
+        }
+    }
+}
