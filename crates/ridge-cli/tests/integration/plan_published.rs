@@ -90,6 +90,8 @@ fn published_8_bit_checkpoints_take_the_same_bytes_everywhere() {
         let (planned, multiplied) = planned_weights(&path);
         assert!(planned.abs_diff(bytes) <= 1 << 20, "{name}: {planned} planned, {bytes} stored");
         assert_eq!(multiplied, precision, "{name}");
+        // A GPU without products of fp8 holds them, too.
+        json_of(&format!("plan fit {path} --device A100 --context 1024 --json"));
         let limited = json_of(&format!("plan fit {path} --device H200 --gpu-memory 40GiB --context 1024 --json"));
         assert_eq!((&limited["gpu_weight_bytes"], &limited["host_weight_bytes"]), (&bytes.into(), &0.into()), "{name}");
     }

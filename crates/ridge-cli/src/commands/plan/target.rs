@@ -179,7 +179,11 @@ pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quanti
             known.machine(device, Precision::Fp8)?.in_a_server().in_four_bits()
         }
         Quantisation::Fp8 => known.machine(device, Precision::Fp8)?.in_a_server(),
-        Quantisation::File { precision, .. } => known.machine(device, precision)?.in_a_server(),
+        // Where the device has no products of a file's codes, these are decoded to 16 bits as integers are.
+        Quantisation::File { precision, .. } => {
+            let machine = known.machine(device, precision).or_else(|_| known.machine(device, Precision::Bf16));
+            machine?.in_a_server()
+        }
         // Integer weights are decoded to 16 bits before the matrix units.
         Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 | Quantisation::Blocks { .. } => {
             known.machine(device, Precision::Bf16)?.in_a_server()
