@@ -2,8 +2,10 @@
 // rounding, so products are of bf16 in three parts, 8 bits each: sums of the highest parts' products are all but exact, and f32 additions, which
 // round, add them up (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", does so with two parts of TF32, whose
 // products have too many bits for that).
+// With GATED q, k, v and y are bf16 and each key decays by itself. Values are one part, so that products with them are exact; keys that are added to the
+// state are three, so that it is as exact as one computed in f32; what only becomes y, which is rounded to bf16, is two parts, of 16 bits.
 // Defines: KEY; DECAYS, 1 or KEY; WARPS, 4 or 8, and 8 where each key decays by itself; COLUMNS, of the
-// state to a block; WIDE, whether a head's values are a multiple of 4. Numbers: chunk_numbers.cuh.
+// state to a block; WIDE, whether a head's values are a multiple of 4, and with GATED one of 8; GATED. Numbers: chunk_numbers.cuh.
 
 #define THREADS (WARPS * 32)
 #define BLOCK 16
@@ -17,11 +19,23 @@
 #define OF_VALUES (COLUMNS + 8)
 #define OF_WEIGHTS (CHUNK + 8)
 #define BY_KEY (DECAYS > 1)
+// Parts of keys that are added to the state, of values, and of what only becomes y.
+#define KEY_PARTS 3
+#if GATED
+#define VALUE_PARTS 1
+#define Y_PARTS 2
+typedef BF16 Operand;
+#else
+#define VALUE_PARTS 3
+#define Y_PARTS 3
+typedef F32 Operand;
+#endif
+typedef Operand::Raw Raw;
 
-// Two floats as sums of three pairs of bf16, the highest first.
-__device__ inline void thirds(float x, float y, u32* part, int apart = 1) {
+// Two floats as sums of PARTS pairs of bf16, the highest first.
+template <int PARTS> __device__ inline void parts_of(float x, float y, u32* part, int apart = 1) {
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < PARTS; ++i) {
         const u32 both = Mma<BF16>::pack(x, y);
         part[i * apart] = both;
         x -= __uint_as_float(both << 16);
@@ -29,28 +43,35 @@ __device__ inline void thirds(float x, float y, u32* part, int apart = 1) {
     }
 }
 
-// Adds to TILES tiles of 16 x 8 the product of a tile of 16 x 16 in three parts and of 16 rows in planes of PLANE elements, whose lane's address is
-// `right`. Products of less than 2^-24 of the whole are left out.
-template <int TILES, int PLANE> __device__ inline void multiply(float (*sum)[4], const u32 (*left)[4], u32 right) {
+// Adds to TILES tiles of 16 x 8 the product of a tile of 16 x 16 in LEFT parts and of 16 rows in RIGHT planes of PLANE elements, whose lane's
+// address is `right`. Products beyond the accuracy of the operand of more parts are left out.
+template <int TILES, int PLANE, int LEFT, int RIGHT>
+__device__ inline void multiply(float (*sum)[4], const u32 (*left)[4], u32 right) {
+    constexpr int ORDERS = LEFT > RIGHT ? LEFT : RIGHT;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile += 2) {
-        u32 b[3][4];
+        u32 b[RIGHT][4];
 #pragma unroll
-        for (int i = 0; i < 3; ++i) load_matrices_transposed(b[i], right + i * PLANE * 2 + tile * 16);
+        for (int i = 0; i < RIGHT; ++i) load_matrices_transposed(b[i], right + i * PLANE * 2 + tile * 16);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float high[4] = {}, low[4] = {};
-            const auto add = [&](float* to, int i, int j) {
-                Mma<BF16>::of(to, left[i][0], left[i][1], left[i][2], left[i][3], b[j][2 * half], b[j][2 * half + 1]);
-            };
-            add(low, 0, 2);
-            add(low, 1, 1);
-            add(low, 2, 0);
-            add(low, 0, 1);
-            add(low, 1, 0);
-            add(high, 0, 0);
+            // Sums for y in bf16 may be truncated.
+            float* to = ORDERS == 2 ? sum[tile + half] : low;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sum[tile + half][e] += high[e] + low[e];
+            for (int order = ORDERS - 1; order >= 0; --order)
+#pragma unroll
+                for (int i = 0; i <= order; ++i) {
+                    const int j = order - i;
+                    if (i >= LEFT || j >= RIGHT) continue;
+                    Mma<BF16>::of(
+                        ORDERS > 2 && order == 0 ? high : to, left[i][0], left[i][1], left[i][2], left[i][3], b[j][2 * half],
+                        b[j][2 * half + 1]
+                    );
+                }
+            if (ORDERS > 2)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum[tile + half][e] += high[e] + low[e];
         }
     }
 }
@@ -73,8 +94,8 @@ __device__ inline float4 four(const float* row, int column, int real) {
 #endif
 }
 
-// ROWS rows of COLUMNS values on their way from memory to planes of OF_VALUES to a row.
-template <int ROWS> struct Values {
+// ROWS rows of COLUMNS floats on their way from memory to PARTS planes of OF_VALUES to a row.
+template <int ROWS, int PARTS, class Element> struct Values {
     static const int PIECES = ROWS * (COLUMNS / 4) / THREADS;
     float4 x[PIECES];
     // They are `stride` apart; `count` of them exist, and `real` values of each.
@@ -89,23 +110,42 @@ template <int ROWS> struct Values {
 #pragma unroll
         for (int i = 0; i < PIECES; ++i) {
             const int at = i * THREADS + threadIdx.x, row = at / (COLUMNS / 4), column = at % (COLUMNS / 4) * 4;
-            u32 part[3][2];
-            thirds(x[i].x, x[i].y, &part[0][0], 2);
-            thirds(x[i].z, x[i].w, &part[0][1], 2);
+            u32 part[PARTS][2];
+            parts_of<PARTS>(x[i].x, x[i].y, &part[0][0], 2);
+            parts_of<PARTS>(x[i].z, x[i].w, &part[0][1], 2);
 #pragma unroll
-            for (int p = 0; p < 3; ++p)
+            for (int p = 0; p < PARTS; ++p)
                 *(uint2*)(to + (p * ROWS + row) * OF_VALUES + column) = make_uint2(part[p][0], part[p][1]);
+        }
+    }
+};
+// Values of bf16 are their only part.
+template <int ROWS> struct Values<ROWS, 1, BF16> {
+    static const int PIECES = ROWS * (COLUMNS / 8) / THREADS;
+    uint4 x[PIECES];
+    __device__ void fetch(const u16* from, int stride, int count, int real) {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            const int at = i * THREADS + threadIdx.x, row = at / (COLUMNS / 8), column = at % (COLUMNS / 8) * 8;
+            x[i] = row < count && column < real ? *(const uint4*)(from + row * stride + column) : make_uint4(0, 0, 0, 0);
+        }
+    }
+    __device__ void put(u16* to) const {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            const int at = i * THREADS + threadIdx.x, row = at / (COLUMNS / 8), column = at % (COLUMNS / 8) * 8;
+            *(uint4*)(to + row * OF_VALUES + column) = x[i];
         }
     }
 };
 
 // One key of the tokens of a block, as planes of OF_TOKENS tokens to a key.
-__device__ inline void put_keys(u16* to, const float* x, int block, int key) {
-    u32 part[3][BLOCK / 2];
+template <int PARTS> __device__ inline void put_keys(u16* to, const float* x, int block, int key) {
+    u32 part[PARTS][BLOCK / 2];
 #pragma unroll
-    for (int t = 0; t < BLOCK; t += 2) thirds(x[t], x[t + 1], &part[0][t / 2], BLOCK / 2);
+    for (int t = 0; t < BLOCK; t += 2) parts_of<PARTS>(x[t], x[t + 1], &part[0][t / 2], BLOCK / 2);
 #pragma unroll
-    for (int p = 0; p < 3; ++p)
+    for (int p = 0; p < PARTS; ++p)
 #pragma unroll
         for (int t = 0; t < BLOCK; t += 8)
             *(uint4*)(to + (p * SLICE + key) * OF_TOKENS + block * BLOCK + t) =
@@ -131,14 +171,23 @@ __device__ inline float keep_to_end(float* x, const float* decays) {
 }
 
 // One key of the tokens of a block, `stride` apart; zeros where there is none.
-__device__ inline void fetch_key(float* x, const float* from, int stride, int count, bool is) {
+template <class Element = Operand>
+__device__ inline void fetch_key(float* x, const typename Element::Raw* from, int stride, int count, bool is) {
 #pragma unroll
-    for (int t = 0; t < BLOCK; ++t) x[t] = is && t < count ? from[t * stride] : 0.0f;
+    for (int t = 0; t < BLOCK; ++t) x[t] = is && t < count ? Element::load(from[t * stride]) : 0.0f;
+}
+// With GATED: multiplies it by the weights of the tokens, which might as well multiply their values.
+__device__ inline void weigh_key(float* x, const float* weight, const Chunk& c, i64 token, i64 heads, int count) {
+#if GATED
+    const float* from = weight + token * heads + c.head;
+#pragma unroll
+    for (int t = 0; t < BLOCK; ++t) x[t] *= t < count ? from[t * heads] : 0.0f;
+#endif
 }
 #if BY_KEY
 // What remains of one key over each token of a block.
 __device__ inline void fetch_decays(float* x, const float* decay, const Chunk& c, i64 token, i64 heads, int key, int count) {
-    fetch_key(x, decay + (token * heads + c.head) * KEY + key, (int)heads * KEY, count, key < KEY);
+    fetch_key<F32>(x, decay + (token * heads + c.head) * KEY + key, (int)heads * KEY, count, key < KEY);
 #pragma unroll
     for (int t = 0; t < BLOCK; ++t) x[t] = op_exp(x[t]);
 }
@@ -170,7 +219,7 @@ __device__ inline void take_left(u32 (*left)[4], const float* keys, const float*
             }
         const float* at = keys + (pair + half * 8) * OF_BLOCK + row;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) thirds(at[i * 8] * factor.x, at[OF_BLOCK + i * 8] * factor.y, &left[0][half * 2 + i], 4);
+        for (int i = 0; i < 2; ++i) parts_of<Y_PARTS>(at[i * 8] * factor.x, at[OF_BLOCK + i * 8] * factor.y, &left[0][half * 2 + i], 4);
     }
 }
 
@@ -179,7 +228,7 @@ __device__ inline void take_left(u32 (*left)[4], const float* keys, const float*
 // Weights of a chunk's tokens in y: between blocks, a pair of which a warp has, and within blocks, a token of which SHARES threads have.
 struct Weights {
     float between[2][4] = {}, within[BLOCK] = {};
-    // A token's own weight, which may be all of a sum that cancels.
+    // A token's own weight, which may be all of a sum that cancels; more than y in bf16 shows.
     Compensated own;
     int later, earlier, token, share, block;
     __device__ Weights() {
@@ -199,16 +248,16 @@ struct Weights {
             const u32 from = shared_address(right + matrix_row() * OF_TOKENS + earlier * BLOCK + matrix_column());
 #pragma unroll 2
             for (int at = 0; at < SLICE; at += 16) {
-                u32 a[3][4];
+                u32 a[Y_PARTS][4];
                 take_left(a, scaled + (later * SLICE + at) * OF_BLOCK, totals + at, earlier + 1, later);
-                multiply<2, SLICE * OF_TOKENS>(between, a, from + at * OF_TOKENS * 2);
+                multiply<2, SLICE * OF_TOKENS, Y_PARTS, Y_PARTS>(between, a, from + at * OF_TOKENS * 2);
             }
         }
 #pragma unroll 2
         for (int i = share; i < SLICE; i += SHARES) {
             const int at = (block * SLICE + i) * OF_BLOCK;
             const float of_key = keys[at + token];
-            own.add_product(left[at + token], of_key);
+            if (!GATED) own.add_product(left[at + token], of_key);
             float product = 0.0f;
 #pragma unroll
             for (int s = 0; s < BLOCK; s += 4) {
@@ -238,7 +287,7 @@ struct Weights {
         const int j = block * BLOCK + token;
 #pragma unroll
         for (int s = 0; s < BLOCK; ++s) within[s] += __shfl_xor_sync(0xffffffff, within[s], BLOCK);
-        own.add_other(BLOCK);
+        if (!GATED) own.add_other(BLOCK);
 #pragma unroll
         for (int turn = 0; turn < SHARES; turn += 2) {
             if (turn > 0) __syncthreads();
@@ -246,7 +295,7 @@ struct Weights {
 #pragma unroll
                 for (int s = 0; s < BLOCK; ++s) {
                     float* weight = weights + (block * BLOCK + s) * OF_WEIGHTS + j;
-                    const float sum = s == token ? own.value() : within[s];
+                    const float sum = !GATED && s == token ? own.value() : within[s];
                     *weight = turn > 0 ? *weight + sum : sum;
                 }
         }
@@ -259,18 +308,21 @@ __device__ inline void weigh(float (*out)[4], const float* weights, u32 values, 
     const int row = (threadIdx.x & 31) >> 2, pair = (threadIdx.x & 3) * 2;
 #pragma unroll 1
     for (int at = 0; at < (block + 1) * BLOCK; at += 16) {
-        u32 left[3][4];
+        u32 left[Y_PARTS][4];
         const float* from = weights + (block * BLOCK + row) * OF_WEIGHTS + at + pair;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float2 two = *(const float2*)(from + (i & 1) * 8 * OF_WEIGHTS + (i >> 1) * 8);
-            thirds(two.x, two.y, &left[0][i], 4);
+            parts_of<Y_PARTS>(two.x, two.y, &left[0][i], 4);
         }
-        multiply<Y_TILES, CHUNK * OF_VALUES>(out, left, values + at * OF_VALUES * 2);
+        multiply<Y_TILES, CHUNK * OF_VALUES, Y_PARTS, VALUE_PARTS>(out, left, values + at * OF_VALUES * 2);
     }
 }
 
 // Stores two neighbouring values of a row of `real`.
+__device__ inline void put_two(u16* row, int column, int real, float x, float y) {
+    if (column < real) *(u32*)(row + column) = Mma<BF16>::pack(x, y);
+}
 __device__ inline void put_two(float* row, int column, int real, float x, float y) {
     if (WIDE) {
         if (column < real) *(float2*)(row + column) = make_float2(x, y);
@@ -281,7 +333,7 @@ __device__ inline void put_two(float* row, int column, int real, float x, float 
 }
 
 // Stores a block of y, `stride` between tokens.
-__device__ inline void put_rows(float* to, i64 stride, const float (*out)[4], int block, int from, int count, int real) {
+__device__ inline void put_rows(Raw* to, i64 stride, const float (*out)[4], int block, int from, int count, int real) {
     const int row = (threadIdx.x & 31) >> 2, pair = (threadIdx.x & 3) * 2;
 #pragma unroll
     for (int tile = 0; tile < Y_TILES; ++tile)

@@ -11,15 +11,16 @@
 // overflows and nothing is divided: token t of block I has q_t d(start of I, t), token j of an earlier block J has k_j d(j, end of J), and
 // what is between the blocks multiplies the former. Within a block weights are sums of f32 products.
 // Floor: k, v and decays are read twice, q once, all but v for every COLUMNS values of a head; y and after it the states of chunks are moved four times; 4 KEY value + CHUNK (KEY + value)
-// operations for each token and head at a sixth of the rate of bf16. Defines and numbers: recurrence_blocks.cuh. LINES, as in lines.cuh.
+// operations for each token and head at a sixth of the rate of bf16, with GATED at a third to half. GLA's shape (16 heads, 64 keys, 128 values), 16,384 tokens,
+// GATED: 0.30 GB of operands and 0.54 of states, 0.25 ms at 3.3 TB/s. Defines and numbers: recurrence_blocks.cuh. LINES, as in lines.cuh.
 
 // What chunks add to the state, and what remains of it. How the warps divide a slice of the state: its keys, and two halves of the columns.
 #define S_ROWS (SLICE / BLOCK)
 #define S_TILES (COLUMNS / 16)
 
 extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
-    const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ decay, const int* __restrict__ starts,
-    float* __restrict__ states, Numbers<9> n
+    const Raw* __restrict__ k, const Raw* __restrict__ v, const float* __restrict__ weight, const float* __restrict__ decay,
+    const int* __restrict__ starts, float* __restrict__ states, Numbers<9> n
 ) {
     extern __shared__ __align__(16) u16 planes[];
     __shared__ float totals[BLOCKS][SLICE], to_end[CHUNK];
@@ -33,16 +34,17 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
     const i64 nth = c.number * heads + c.head, token = c.first + block * BLOCK;
     float* remains = states + n.v[8] * heads * KEY * value + nth * DECAYS;
     u16* vs = planes;
-    u16* ks = vs + 3 * CHUNK * OF_VALUES;
+    u16* ks = vs + VALUE_PARTS * CHUNK * OF_VALUES;
     float x[BLOCK], decays[BLOCK];
     const auto fetch_keys = [&](int first) {
         const int key = first + mine;
         fetch_key(x, k + (token * groups + group) * KEY + key, (int)groups * KEY, rest, key < KEY);
+        weigh_key(x, weight, c, token, heads, rest);
 #if BY_KEY
         fetch_decays(decays, decay, c, token, heads, key, rest);
 #endif
     };
-    Values<CHUNK> values;
+    Values<CHUNK, VALUE_PARTS, Operand> values;
     values.fetch(v + (c.first * heads + c.head) * value + c.column, (int)(heads * value), c.count, c.columns);
     fetch_keys(0);
     values.put(vs);
@@ -73,7 +75,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
 #pragma unroll
             for (int i = 0; i < BLOCK; ++i) x[i] *= to_end[block * BLOCK + i];
         }
-        put_keys(ks, x, block, mine);
+        put_keys<KEY_PARTS>(ks, x, block, mine);
         __syncthreads();
         if (first + SLICE < KEY) fetch_keys(first + SLICE);
         float sum[S_TILES][4] = {};
@@ -81,10 +83,10 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
         const u32 right = shared_address(vs + matrix_row() * OF_VALUES + column + matrix_column());
 #pragma unroll
         for (int at = 0; at < CHUNK; at += 16) {
-            u32 a[3][4];
+            u32 a[KEY_PARTS][4];
 #pragma unroll
-            for (int p = 0; p < 3; ++p) load_matrices(a[p], left + (p * SLICE * OF_TOKENS + at) * 2);
-            multiply<S_TILES, CHUNK * OF_VALUES>(sum, a, right + at * OF_VALUES * 2);
+            for (int p = 0; p < KEY_PARTS; ++p) load_matrices(a[p], left + (p * SLICE * OF_TOKENS + at) * 2);
+            multiply<S_TILES, CHUNK * OF_VALUES, KEY_PARTS, VALUE_PARTS>(sum, a, right + at * OF_VALUES * 2);
         }
         float* out = states + nth * KEY * value + c.column;
 #pragma unroll
@@ -144,8 +146,8 @@ extern "C" __global__ __launch_bounds__(128) void recurrence_pass(
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurrence_outputs(
-    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
-    const float* __restrict__ decay, const int* __restrict__ starts, const float* __restrict__ states, float* __restrict__ y,
+    const Raw* __restrict__ q, const Raw* __restrict__ k, const Raw* __restrict__ v, const float* __restrict__ weight,
+    const float* __restrict__ decay, const int* __restrict__ starts, const float* __restrict__ states, Raw* __restrict__ y,
     Numbers<9> n
 ) {
     // Keys of a slice, over which weights lie later; and what the threads of a block share, over which planes of values lie.
@@ -164,7 +166,7 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
     float* scaled = room;
     u16* ks = (u16*)(scaled + BLOCKS * SLICE * OF_BLOCK);
     float* weights = room;
-    u16* vs = ks + 3 * SLICE * OF_TOKENS;
+    u16* vs = ks + Y_PARTS * SLICE * OF_TOKENS;
     const int y_block = warp % BLOCKS, y_column = warp / BLOCKS * Y_TILES * 8;
     float out[Y_TILES][4] = {};
 #if BY_KEY
@@ -184,7 +186,8 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
         float x[BLOCK], z[BLOCK];
         fetch_key(x, q + (token * groups + group) * KEY + key, (int)groups * KEY, rest, is);
         fetch_key(z, k + (token * groups + group) * KEY + key, (int)groups * KEY, rest, is);
-        Values<SLICE> state;
+        weigh_key(z, weight, c, token, heads, rest);
+        Values<SLICE, Y_PARTS, F32> state;
         state.fetch(states + ((c.number * heads + c.head) * KEY + first) * value + c.column, (int)value, KEY - first, c.columns);
 #if BY_KEY
         float shares[BLOCK];
@@ -201,7 +204,7 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
         }
 #endif
         put_block(scaled, x, block, mine);
-        put_keys(ks, z, block, mine);
+        put_keys<Y_PARTS>(ks, z, block, mine);
 #if BY_KEY
         __syncthreads();
         of_v.add(scaled, ks, totals[0], raw_q, raw_k, decays);
@@ -215,22 +218,22 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
 #endif
 #pragma unroll 1
         for (int at = 0; at < SLICE; at += 16) {
-            u32 left[3][4];
+            u32 left[Y_PARTS][4];
             take_left(left, scaled + (y_block * SLICE + at) * OF_BLOCK, totals[0] + at, 0, y_block);
-            multiply<Y_TILES, SLICE * OF_VALUES>(out, left, right + at * OF_VALUES * 2);
+            multiply<Y_TILES, SLICE * OF_VALUES, Y_PARTS, Y_PARTS>(out, left, right + at * OF_VALUES * 2);
 #if !BY_KEY
 #pragma unroll
             for (int i = 0; i < TURNS; ++i) {
                 const int earlier = i * (WARPS / BLOCKS) + turn;
                 if (earlier > y_block) continue;
-                multiply<2, SLICE * OF_TOKENS>(score + 2 * i, left, of_keys + (at * OF_TOKENS + earlier * BLOCK) * 2);
+                multiply<2, SLICE * OF_TOKENS, Y_PARTS, Y_PARTS>(score + 2 * i, left, of_keys + (at * OF_TOKENS + earlier * BLOCK) * 2);
             }
 #endif
         }
         __syncthreads();
     }
     const i64 at_values = (c.first * heads + c.head) * value + c.column;
-    Values<CHUNK> values;
+    Values<CHUNK, VALUE_PARTS, Operand> values;
     values.fetch(v + at_values, (int)(heads * value), c.count, c.columns);
     values.put(vs);
 #if BY_KEY

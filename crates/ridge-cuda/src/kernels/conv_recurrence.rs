@@ -225,6 +225,7 @@ fn supports(body: &Function) -> bool {
     let floats = |i: usize| matches!(ty(i).dtype, DType::F32 | DType::BF16 | DType::F16);
     let further = [mixer.factors.as_ref().map(|f| f.offset), mixer.gate.as_ref().map(|g| g.skip), mixer.bias];
     !recurrence.delta
+        && body.ty(of_recurrence.inputs[4]).shape.last().is_one()
         && end == Some(channels)
         && (2..=MAX_TAPS).contains(&taps)
         && takes_gated(*key, *value)

@@ -1,7 +1,7 @@
 //! Recurrences whose states are lines of a table, which the kernels of the primitive read and write in place.
 
 use ridge_graph::ops::GatedRecurrence;
-use ridge_graph::{DType, Function};
+use ridge_graph::{DType, Function, Op};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{CudaKernel, CudaKernelSpec};
@@ -26,9 +26,13 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 }
 
 fn supports_gated(body: &Function) -> bool {
-    let [k, v] = [1, 2].map(|i| &body.args[i].ty);
-    let [key, value] = [k, v].map(|ty| ty.shape.last().as_const().unwrap_or_default());
-    v.dtype == DType::BF16 && takes_gated(key, value)
+    let [k, v, decay] = [1, 2, 4].map(|i| &body.args[i].ty);
+    let [key, value, decays] = [k, v, decay].map(|ty| ty.shape.last().as_const().unwrap_or_default());
+    let delta = body.nodes.iter().any(|node| match &node.op {
+        Op::Composite(op) => op.downcast::<GatedRecurrence>().is_some_and(|op| op.delta),
+        _ => false,
+    });
+    v.dtype == DType::BF16 && takes_gated(key, value) && (decays == 1 || !delta)
 }
 
 fn make_gated(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

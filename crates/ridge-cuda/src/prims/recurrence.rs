@@ -1,5 +1,5 @@
 //! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
-//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16; and
+//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16 whose keys decay alike; and
 //! `kernels/recurrence_gradient.cu`.
 
 mod chunks;
@@ -115,7 +115,7 @@ fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: 
     if key * heads * value == 0 {
         return Ok(CudaKernel::default());
     }
-    let all = Extents { tokens, rows, groups, heads, key, value, low_rank, lines };
+    let all = Extents { tokens, rows, groups, heads, key, value, low_rank, lines, gated: false };
     if value == 1 && decay.shape[2] == key && !all.low_rank && key <= MAX_KEY_OF_CHANNELS {
         return all.by_channels();
     }

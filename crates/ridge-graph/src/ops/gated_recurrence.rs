@@ -1,4 +1,4 @@
-//! A linear recurrence over lines of a table whose keys decay alike, of operands in the dtype of activations.
+//! A linear recurrence over lines of a table, of operands in the dtype of activations.
 
 use super::require::{takes, want, want_floats};
 use super::stateful_recurrence::shuffled_lines;
@@ -15,12 +15,12 @@ use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
 
-/// [`StatefulRecurrence`](super::StatefulRecurrence) whose keys decay alike, of values with a weight for each head of a token: what state-space
-/// models and linear attention compute in 16-bit activations. With `a = exp(log_decay)`, the state of a head becomes
+/// [`StatefulRecurrence`](super::StatefulRecurrence) of values with a weight for each head of a token: what state-space
+/// models and linear attention compute in 16-bit activations. The keys of a head decay alike, or each by itself. With `a = exp(log_decay)`, the state of a head becomes
 /// `a S + k (weight v)^T`, or with [`GatedRecurrence::delta`] `a S + k (weight (v - a S^T k))^T`; then `y = S^T q`.
 ///
-/// `q` and `k`: `[tokens, groups, key]`, `v`: `[tokens, heads, value]`, of one float dtype; `weight` and `log_decay`: f32 `[tokens, heads, 1]`;
-/// `table`, `lines` and `query_start` as there; the state stays f32. Gives `y`, `[tokens, heads, value]` of the dtype of `v`, rounded once, and the table.
+/// `q` and `k`: `[tokens, groups, key]`, `v`: `[tokens, heads, value]`, of one float dtype; `weight`: f32 `[tokens, heads, 1]`;
+/// `log_decay`: likewise, or `[tokens, heads, key]`; `table`, `lines` and `query_start` as there; the state stays f32. Gives `y`, `[tokens, heads, value]` of the dtype of `v`, rounded once, and the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedRecurrence {
     /// Is what the state has for a key taken from its value: the gated delta rule (Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks",
@@ -48,9 +48,9 @@ impl Composite for GatedRecurrence {
             unreachable!("both have three axes")
         };
         want("v", v, q.dtype, [tokens, heads, value])?;
-        for (name, ty) in [("weight", weight), ("log_decay", decay)] {
-            want(name, ty, DType::F32, [tokens, heads, &1.into()])?;
-        }
+        want("weight", weight, DType::F32, [tokens, heads, &1.into()])?;
+        let decays = if decay.shape.0.last() == Some(key) { key.clone() } else { 1.into() };
+        want("log_decay", decay, DType::F32, [tokens, heads, &decays])?;
         if let (Some(groups), Some(heads)) = (groups.as_const(), heads.as_const())
             && (groups == 0 || !heads.is_multiple_of(groups))
         {
@@ -154,6 +154,9 @@ fn repeated(g: &mut Builder, x: Var, heads: &Dim) -> Result<Var> {
 /// Rows of a step, padding behind them, and groups, heads, keys and values.
 type Case<'a> = (&'a [usize], usize, [usize; 4]);
 
+/// Which cases of the samples have keys that decay by themselves too: of less than a chunk, of several, of many keys, and decays that leave nothing.
+const BY_KEY: [usize; 5] = [1, 3, 4, 5, 6];
+
 /// In f32 and the 16-bit dtypes, with and without the delta rule, from decays that keep nearly all to such that leave next to nothing.
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
@@ -173,14 +176,20 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let mut samples = Vec::new();
     for (nth, (case, rate)) in cases.iter().enumerate() {
         for delta in [false, true] {
-            samples.push(sample(rng, dtype, *case, *rate, delta, nth));
+            samples.push(sample(rng, dtype, *case, *rate, delta, 1, nth));
         }
     }
+    for (nth, decays_by_key) in BY_KEY.into_iter().enumerate() {
+        let (case, rate) = cases[decays_by_key];
+        samples.push(sample(rng, dtype, case, rate, nth == 0, case.2[2], nth));
+    }
+    // Several slices of keys and tiles of values.
+    samples.push(sample(rng, dtype, (&[80, 33], 1, [1, 1, 72, 136]), 0.5, false, 72, 0));
     samples
 }
 
 /// One of them; logarithms of decays lie between `-rate` and 0.
-fn sample(rng: &mut Rng, dtype: DType, of: Case<'_>, rate: f64, delta: bool, nth: usize) -> Sample {
+fn sample(rng: &mut Rng, dtype: DType, of: Case<'_>, rate: f64, delta: bool, decays: usize, nth: usize) -> Sample {
     let (rows, padding, [groups, heads, key, value]) = of;
     let tokens = rows.iter().sum::<usize>() + padding;
     // As models have them: unit keys, so that the state neither vanishes nor grows.
@@ -190,12 +199,12 @@ fn sample(rng: &mut Rng, dtype: DType, of: Case<'_>, rate: f64, delta: bool, nth
         Tensor::float(dtype, &x.shape, x.floats().iter().map(|x| x * unit).collect()).rounded()
     });
     let v = rng.normal(dtype, &[tokens, heads, value]);
-    let mut of_heads = |draw: fn(&mut Rng) -> f64, by: f64| {
-        let all = (0..tokens * heads).map(|_| by * draw(rng)).collect();
-        Tensor::float(DType::F32, &[tokens, heads, 1], all).rounded()
+    let mut of_heads = |draw: fn(&mut Rng) -> f64, by: f64, width: usize| {
+        let all = (0..tokens * heads * width).map(|_| by * draw(rng)).collect();
+        Tensor::float(DType::F32, &[tokens, heads, width], all).rounded()
     };
-    let weight = of_heads(Rng::unit, 1.0);
-    let decay = of_heads(|rng| rng.unit() * rng.unit(), -rate);
+    let weight = of_heads(Rng::unit, 1.0, 1);
+    let decay = of_heads(|rng| rng.unit() * rng.unit(), -rate, decays);
     let starts = (0..=rows.len()).map(|row| rows[..row].iter().sum::<usize>() as i64).collect();
     let sample = Sample::new(GatedRecurrence { delta });
     let sample = [q, k, v, weight, decay].into_iter().fold(sample, Sample::input);

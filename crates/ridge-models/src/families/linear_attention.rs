@@ -12,7 +12,7 @@ use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::MAX_SIZE;
 use super::layer_states::LayerStates;
-use super::recurrent::{flat, gated_recurrence, heads_of, recurrence};
+use super::recurrent::{flat, gated_recurrence, heads_of};
 use super::tensors::{Cut, GATED_MLP, LLAMA_TENSORS, QKV, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, RopeConfig};
 use crate::error::Result;
@@ -189,18 +189,12 @@ impl LinearAttentionConfig {
             (q, k) = (g.rope(q, at.positions(), &rope)?, g.rope(k, at.positions(), &rope)?);
         }
         let decay = self.decay(g, x)?;
-        // The factor of the queries, which may as well be the result's.
+        // The factor of the queries may as well be that of what is added to the state: without it, the sums of a long text may exceed the
+        // range of f16.
         let scale = (self.key as f64).sqrt().recip();
-        let y = if let LinearMixer::Gated { .. } = self.mixer {
-            let [q, k, v] = [q, k, v].map(|y| g.cast(y, DType::F32));
-            let y = recurrence(g, at, [q?, k?, v?, decay], None)?;
-            scaled(g, y, scale)?
-        } else {
-            // Or that of what is added to the state: without it, the sums of a long text may exceed the range of f16.
-            let weight = self.of_heads(g, &vec![scale; heads])?;
-            let y = gated_recurrence(g, at, [q, k, v, weight, decay], false)?;
-            g.cast(y, DType::F32)?
-        };
+        let weight = self.of_heads(g, &vec![scale; heads])?;
+        let y = gated_recurrence(g, at, [q, k, v, weight, decay], false)?;
+        let y = g.cast(y, DType::F32)?;
         let y = NormKind::Rms(self.norm_eps).apply(g, self.norm_scope(), y)?;
         let mut y = flat(g, y)?;
         if !matches!(self.mixer, LinearMixer::Plain(_)) {

@@ -28,11 +28,17 @@ struct Division {
     columns: usize,
     /// Does each key decay by itself?
     by_key: bool,
+    /// Parts of bf16 of values, and of what only becomes y.
+    value_parts: usize,
+    y_parts: usize,
 }
 
-/// Bytes of `rows` rows of `columns` elements in parts, as they lie in shared memory.
-fn in_parts(rows: usize, columns: usize) -> usize {
-    3 * rows * (columns + 8) * size_of::<u16>()
+/// Parts of keys that are added to the state.
+const KEY_PARTS: usize = 3;
+
+/// Bytes of `rows` rows of `columns` elements in `parts` parts, as they lie in shared memory.
+fn in_parts(parts: usize, rows: usize, columns: usize) -> usize {
+    parts * rows * (columns + 8) * size_of::<u16>()
 }
 
 impl Division {
@@ -47,14 +53,17 @@ impl Division {
 
     /// Bytes of shared memory of `recurrence_states`.
     fn shared_for_states(self) -> usize {
-        in_parts(CHUNK, self.columns) + in_parts(self.slice(), CHUNK)
+        in_parts(self.value_parts, CHUNK, self.columns) + in_parts(KEY_PARTS, self.slice(), CHUNK)
     }
 
     /// Bytes of shared memory of `recurrence_outputs`.
     fn shared_for_outputs(self) -> usize {
         let of_blocks = 4 * self.slice() * 20 * size_of::<f32>();
-        let values = in_parts(CHUNK.max(self.slice()), self.columns);
-        of_blocks + in_parts(self.slice(), CHUNK) + values.max(if self.by_key { 3 * of_blocks } else { 0 })
+        let values =
+            in_parts(self.value_parts, CHUNK, self.columns).max(in_parts(self.y_parts, self.slice(), self.columns));
+        of_blocks
+            + in_parts(self.y_parts, self.slice(), CHUNK)
+            + values.max(if self.by_key { 3 * of_blocks } else { 0 })
     }
 }
 
@@ -103,7 +112,7 @@ impl Chunked<'_> {
         let names = ["KEY", "DECAYS", "WARPS", "COLUMNS"];
         let mut defines: Vec<_> = names.into_iter().zip(sizes.iter().map(|size| &**size)).collect();
         let wide = if all.value.is_multiple_of(WIDE) { "1" } else { "0" };
-        defines.extend([("WIDE", wide), all.of_lines().0]);
+        defines.extend([("WIDE", wide), ("GATED", if all.gated { "1" } else { "0" }), all.of_lines().0]);
         let source = CudaSource::new(entry, &defines, &RECURRENCE_PARALLEL);
         let table = all.lines.unwrap_or(0);
         let extents =
@@ -115,11 +124,12 @@ impl Chunked<'_> {
     fn launches(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let all = self.all;
         let by_key = self.decays > 1;
-        let division = |warps| Division { warps, columns: self.columns, by_key };
+        let (value_parts, y_parts) = if all.gated { (1, 2) } else { (3, 3) };
+        let division = |warps| Division { warps, columns: self.columns, by_key, value_parts, y_parts };
         let (of_states, of_outputs) = (division(if by_key { 8 } else { 4 }), division(8));
         let shared = [of_states.shared_for_states(), of_outputs.shared_for_outputs()];
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let [q, k, v, decay, before, starts, ..] = all.inputs().map(input);
+        let [q, k, v, decay, before, starts, weight, _] = all.inputs().map(input);
         let (_, lines) = all.of_lines();
         let tiles = self.chunks * all.heads * all.value.div_ceil(self.columns);
         let wide = if all.value.is_multiple_of(WIDE) { WIDE } else { 1 };
@@ -130,7 +140,7 @@ impl Chunked<'_> {
                 [tiles, of_states.threads()],
                 of_states,
                 shared[0],
-                &[&k, &v, &decay, &starts, &scratch],
+                &[&k, &v, &weight, &decay, &starts, &scratch],
             )?,
             self.launch(
                 "recurrence_pass",
@@ -144,7 +154,7 @@ impl Chunked<'_> {
                 [tiles, of_outputs.threads()],
                 of_outputs,
                 shared[1],
-                &[&q, &k, &v, &decay, &starts, &scratch, &output(0)],
+                &[&q, &k, &v, &weight, &decay, &starts, &scratch, &output(0)],
             )?,
         ];
         let bytes = self.chunks * all.heads * (all.key * all.value + self.decays) * size_of::<f32>();

@@ -31,6 +31,8 @@ pub(super) struct Extents {
     pub(super) low_rank: bool,
     /// The lines of the table that the states are in, if they are not in the order of rows.
     pub(super) lines: Option<usize>,
+    /// Are operands those of `gated_recurrence` in bf16, over lines of a table?
+    pub(super) gated: bool,
 }
 
 impl Extents {
@@ -42,11 +44,16 @@ impl Extents {
     /// Whether states are lines of a table, as texts have it; and the input that says which. Where they are not, any address will
     /// do.
     pub(super) fn of_lines(&self) -> ((&'static str, &'static str), LaunchArg) {
-        (("LINES", if self.lines.is_some() { "1" } else { "0" }), input(if self.lines.is_some() { 5 } else { 0 }))
+        let nth = if self.gated { 6 } else { 5 };
+        (("LINES", if self.lines.is_some() { "1" } else { "0" }), input(if self.lines.is_some() { nth } else { 0 }))
     }
 
-    /// The inputs as the kernels take them: without a part of low rank its operands are not read.
+    /// The inputs as the kernels take them: without a part of low rank its operands are not read, and weights of tokens are in place of the
+    /// first of them.
     pub(super) fn inputs(&self) -> [usize; 8] {
+        if self.gated {
+            return [0, 1, 2, 4, 5, 7, 3, 3];
+        }
         let starts = if self.lines.is_some() { 6 } else { 5 };
         let of_rank = if self.low_rank { [starts + 1, starts + 2] } else { [0, 0] };
         [0, 1, 2, 3, 4, starts, of_rank[0], of_rank[1]]
@@ -57,7 +64,11 @@ impl Extents {
         let [key, decays, least] = [self.key, decays, least].map(|n| n.to_string());
         let low_rank = if self.low_rank { "1" } else { "0" };
         let (of_lines, lines) = self.of_lines();
-        let defines = [("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least), of_lines];
+        let mut defines =
+            vec![("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least), of_lines];
+        if self.gated {
+            defines.extend([("GATED", "1"), ("OPERAND", "BF16")]);
+        }
         let args = self.inputs().map(input).into_iter().chain([lines, output(0), output(1), self.numbers()]).collect();
         let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS) + 1;
         blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args)

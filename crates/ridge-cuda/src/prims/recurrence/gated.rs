@@ -1,11 +1,11 @@
-//! Recurrences of operands in bf16 whose keys decay alike, over lines of a table: `kernels/recurrence_gated.cu` for rows of many tokens, and
-//! `kernels/recurrence.cu` for the others.
+//! Recurrences of operands in bf16 over lines of a table. Rows of many tokens are for `kernels/recurrence_gated.cu` where keys decay alike, and
+//! for `kernels/recurrence_parallel.cu` where each decays by itself; the others are for `kernels/recurrence.cu`.
 
 use super::chunks::CHUNK;
-use super::extents::{COLUMNS, Extents, LEAST, RECURRENCE, SHARED_OF_ALL, THREADS};
+use super::extents::{Extents, LEAST, SHARED_OF_ALL, THREADS};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
-    numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, numbers,
+    output,
 };
 
 pub(in crate::prims) const RECURRENCE_GATED: KernelText<'_> = KernelText::new(concat!(
@@ -39,9 +39,9 @@ pub(crate) fn takes_gated(key: usize, value: usize) -> bool {
     key > 0 && key <= MAX_KEY && key.is_multiple_of(WIDE) && value > 0 && value.is_multiple_of(WIDE)
 }
 
-/// The recurrence of bf16 `q`, `k` and `v` with a weight for each head of a token, by the delta rule or not.
+/// The recurrence of bf16 `q`, `k` and `v` with a weight for each head of a token, by the delta rule or not; by that, keys of a head decay alike.
 pub(crate) fn gated(spec: &CudaKernelSpec<'_>, delta: bool) -> Result<CudaKernel, String> {
-    let [q, _, v, _, _, table, lines, _] = &spec.inputs[..] else { return Err("takes eight inputs".into()) };
+    let [q, _, v, _, decay, table, lines, _] = &spec.inputs[..] else { return Err("takes eight inputs".into()) };
     let all = Extents {
         tokens: q.shape[0],
         rows: lines.shape[0],
@@ -51,18 +51,20 @@ pub(crate) fn gated(spec: &CudaKernelSpec<'_>, delta: bool) -> Result<CudaKernel
         value: v.shape[2],
         low_rank: delta,
         lines: Some(table.shape[0]),
+        gated: true,
     };
+    let decays = decay.shape[2];
     if all.heads == 0 {
         return Ok(CudaKernel::default());
     }
     // Where all rows have a token or more, one may have enough of them.
     if all.rows == 0 || all.tokens + 1 < all.rows + LEAST {
-        return Ok(few(&all, i32::MAX as usize));
+        return Ok(all.token_by_token(decays, i32::MAX as usize));
     }
-    let (mut actions, scratch, shared) = in_chunks(&all)?;
-    actions.extend(few(&all, LEAST).actions);
-    if shared > SHARED_OF_ALL as usize {
-        let otherwise = few(&all, i32::MAX as usize).actions;
+    let (mut actions, scratch, shared) = if decays > 1 { all.at_once(decays)? } else { in_chunks(&all)? };
+    actions.extend(all.token_by_token(decays, LEAST).actions);
+    if shared > SHARED_OF_ALL {
+        let otherwise = all.token_by_token(decays, i32::MAX as usize).actions;
         actions = vec![DeviceAction::ByArch { arch: "sm_90a", actions, otherwise }];
     }
     Ok(CudaKernel { actions, scratch })
@@ -72,28 +74,9 @@ fn flag(is: bool) -> &'static str {
     if is { "1" } else { "0" }
 }
 
-/// The launch that takes the rows of fewer than `least` tokens, token by token.
-fn few(all: &Extents, least: usize) -> CudaKernel {
-    let [key, least] = [all.key, least].map(|n| n.to_string());
-    let defines = [
-        ("KEY", &*key),
-        ("DECAYS", "1"),
-        ("LOW_RANK", flag(all.low_rank)),
-        ("LEAST", &*least),
-        ("LINES", "1"),
-        ("GATED", "1"),
-        ("OPERAND", "BF16"),
-    ];
-    // `write` is not read.
-    let args =
-        [0, 1, 2, 4, 5, 7, 3, 3, 6].map(input).into_iter().chain([output(0), output(1), all.numbers()]).collect();
-    let pieces = all.rows * all.heads * all.value.div_ceil(COLUMNS) + 1;
-    blocks(CudaSource::new("recurrence", &defines, &RECURRENCE), pieces, THREADS, args)
-}
-
 /// The launches that take rows of at least [`LEAST`] tokens in chunks, the bytes of their scratch, and the most bytes of shared memory
 /// that one takes.
-fn in_chunks(all: &Extents) -> Result<(Vec<DeviceAction>, usize, usize), String> {
+fn in_chunks(all: &Extents) -> Result<(Vec<DeviceAction>, usize, u32), String> {
     let delta = all.low_rank;
     let key = all.key.to_string();
     let defines = [("KEY", &*key), ("DELTA", flag(delta)), ("LINES", "1")];
@@ -141,5 +124,5 @@ fn in_chunks(all: &Extents) -> Result<(Vec<DeviceAction>, usize, usize), String>
         launch("gated_outputs", [for_columns, threads, for_outputs], of_outputs)?,
     ];
     let most = for_systems.max(for_states + with_delta(DECLARED_BYTES)).max(for_outputs);
-    Ok((actions.concat(), scratch, most))
+    Ok((actions.concat(), scratch, most as u32))
 }
