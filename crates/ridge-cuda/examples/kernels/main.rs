@@ -114,6 +114,7 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         few::sums_of_experts(),
         few::products_of_heads(),
         one_row::several_tiles(),
+        one_row::few_rows(),
         one_row::rows_of_groups(),
         one_row::biased_experts(),
         cases::cache_writes(),
