@@ -10,6 +10,7 @@ use crate::kernel::{CudaKernel, CudaSource, KernelText, OperandSlot, grid, name}
 pub(super) const SEVERAL: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/blocks.cuh"),
     include_str!("../../kernels/angles.cuh"),
+    include_str!("../../kernels/blocks_rows.cuh"),
     include_str!("../../kernels/blocks_rows.cu")
 ))
 .with_hopper()

@@ -72,12 +72,12 @@ fn text(
     [vectors, threads, roles]: [usize; 3],
 ) -> Arc<CudaSource> {
     // Blocks that a multiprocessor has registers for.
-    let resident = match vectors {
+    let resident = match (vectors, source) {
         _ if threads > THREADS => 1,
         _ if roles > 1 => 8,
-        ..=4 => 6,
-        _ if source == Source::Plain => 4,
-        _ => 2,
+        (..=4, _) if format.scales == ScaleLayout::Row => 6,
+        (..=4, _) | (_, Source::Plain) => 4,
+        _ => 3,
     };
     let number = (source as usize).to_string();
     let lanes = if let ScaleLayout::Group(size) = format.scales { size / PIECE } else { 1 };
