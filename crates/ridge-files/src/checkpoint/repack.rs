@@ -126,28 +126,28 @@ pub(super) struct PublishedInt4 {
 
 impl PublishedInt4 {
     fn bytes(&self, codes: &[u8], rows: &Rows) -> Vec<u8> {
-        let scales = self.scales.0.decode(self.scales.1.bytes());
-        let minima = self.zeros.as_ref().map(|(points, more)| {
-            let words = points.bytes();
-            let minimum = |(at, scale): (usize, &f64)| -self.zero_point(words, *more, at) * scale;
-            DType::F16.encode(scales.iter().enumerate().map(minimum))
-        });
-        let scales = DType::F16.encode(scales);
-        let head = if minima.is_some() { Q4_1::BYTES } else { Q4_0::BYTES } - CODE_BYTES;
+        let (dtype, scales) = (self.scales.0, self.scales.1.bytes());
+        let zeros = self.zeros.as_ref().map(|(points, more)| (points.bytes(), *more));
+        let head = if zeros.is_some() { Q4_1::BYTES } else { Q4_0::BYTES } - CODE_BYTES;
         let (block, group) = (head + CODE_BYTES, self.inner / self.groups);
+        // The scale and the minimum of a row's group.
+        let head_of = |row: usize, of: usize| {
+            let at = self.scale_at(row, of) * dtype.size_bytes();
+            let scale = dtype.decode(&scales[at..at + dtype.size_bytes()])[0];
+            let minimum = zeros.map(|(words, more)| -self.zero_point(words, more, row, of) * scale);
+            DType::F16.encode([scale].into_iter().chain(minimum))
+        };
         on_all_cores(rows, self.inner / ELEMENTS * block, |rows, to| {
+            let heads: Vec<u8> =
+                rows.iter().flat_map(|row| (0..self.groups).flat_map(|of| head_of(*row, of))).collect();
             let mut tile = vec![0; rows.len() * COLUMNS / 2];
             for first in (0..self.inner).step_by(COLUMNS) {
                 let columns = first..(first + COLUMNS).min(self.inner);
                 self.read(codes, rows, columns.clone(), &mut tile);
-                for (i, row) in rows.iter().enumerate() {
+                for i in 0..rows.len() {
                     for column in columns.clone().step_by(ELEMENTS) {
                         let to = &mut to[(i * self.inner + column) / ELEMENTS * block..][..block];
-                        let at = 2 * self.scale_at(*row, column / group);
-                        to[..2].copy_from_slice(&scales[at..at + 2]);
-                        if let Some(minima) = &minima {
-                            to[2..4].copy_from_slice(&minima[at..at + 2]);
-                        }
+                        to[..head].copy_from_slice(&heads[(i * self.groups + column / group) * head..][..head]);
                         let from = (i * COLUMNS + column - first) / 2;
                         if let Some(codes) = tile[from..].first_chunk() {
                             to[head..].copy_from_slice(&halves(codes));
@@ -163,14 +163,11 @@ impl PublishedInt4 {
         if self.layout == Int4Layout::Compressed { row * self.groups + group } else { group * self.out + row }
     }
 
-    /// The zero point of the group whose scale lies at `at`.
-    fn zero_point(&self, words: &[u8], more: u32, at: usize) -> f64 {
-        let (row, word) = match self.layout {
-            Int4Layout::Compressed => {
-                let (row, group) = (at / self.groups, at % self.groups);
-                (row, row / 8 * self.groups + group)
-            }
-            _ => (at % self.out, at / self.out * (self.out / 8) + at % self.out / 8),
+    /// The zero point of a row's group.
+    fn zero_point(&self, words: &[u8], more: u32, row: usize, group: usize) -> f64 {
+        let word = match self.layout {
+            Int4Layout::Compressed => row / 8 * self.groups + group,
+            _ => group * (self.out / 8) + row / 8,
         };
         let nibble = if self.layout == Int4Layout::Awq { AWQ_NIBBLE[row % 8] } else { row % 8 };
         f64::from(word_at(words, word).wrapping_add(more) >> (4 * nibble) & 15)
@@ -208,7 +205,7 @@ impl PublishedInt4 {
     }
 }
 
-/// The `at`-th word, and 0 past the end.
+/// The `at`-th word.
 fn word_at(bytes: &[u8], at: usize) -> u32 {
-    bytes.as_chunks().0.get(at).map_or(0, |word| u32::from_le_bytes(*word))
+    u32::from_le_bytes(bytes.as_chunks().0[at])
 }

@@ -34,7 +34,8 @@ pub struct MoeRouter {
     pub groups: Option<ExpertGroups>,
 }
 
-/// Neighbouring experts in groups of one size: a token takes its experts from the groups whose best scores have the largest sums.
+/// Neighbouring experts in groups of one size: a token takes its experts from the groups whose best scores have the largest sums. Scores
+/// are those that experts are chosen by: sigmoids, with the bias where there is one, or the logits of a softmax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// How many there are.

@@ -6,6 +6,7 @@ use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
+use super::int4::is_group;
 use super::published_codes::{CodeGroup, PublishedCodes, of_4_bits, scaled};
 use crate::error::Result;
 
@@ -61,8 +62,8 @@ pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
         }
     }
     let symmetric = |group: &Value| group.pointer("/weights/symmetric") != Some(&Value::Bool(false));
-    let zeros = if groups.values().all(symmetric) { ZeroPoints::Centre } else { ZeroPoints::Stored };
-    if layout == Layout::Int4 && zeros == ZeroPoints::Stored && groups.values().any(symmetric) {
+    let zeros = if groups.values().all(symmetric) { ZeroPoints::CENTRE } else { ZeroPoints::STORED };
+    if layout == Layout::Int4 && zeros == ZeroPoints::STORED && groups.values().any(symmetric) {
         return Err(block.wrong("config_groups", "has groups with zero points and groups without", REMEDY));
     }
     let of_group = |group: &Value| {
@@ -128,11 +129,8 @@ impl Scheme<'_> {
         self.is("strategy", &["group".into(), "channel".into()])?;
         // Those of "weight" and "static" are moved back in place after they were found in another order.
         self.is("actorder", &[Value::Null, false.into(), "weight".into(), "static".into()])?;
-        let of_group = self.value("group_size").as_u64();
-        match of_group.is_none_or(|size| size > 0 && size.is_multiple_of(32)) {
-            true => Ok(()),
-            false => self.is("group_size", &["a multiple of 32".into()]),
-        }
+        let size = self.value("group_size");
+        if is_group(size) { Ok(()) } else { self.is("group_size", &["a multiple of 32".into()]) }
     }
 
     /// Values that are not quantised.

@@ -11,13 +11,16 @@ use crate::error::Result;
 const REMEDY: &str = "Ridge reads weights of 4 bits with a scale for each group of a multiple of 32 columns or each row: choose such a \
                       checkpoint";
 
+/// Is it what a file may say of the columns of a group: nothing, -1 for all, or a number that blocks of 32 divide?
+pub(super) fn is_group(size: &Value) -> bool {
+    size.is_null() || size.as_i64().is_some_and(|size| size == -1 || (size > 0 && size % 32 == 0))
+}
+
 /// Requires codes of 4 bits, in groups that blocks of 32 divide.
 fn check_codes(block: &mut Fields<'_>) -> Result<()> {
     block.must_be("bits", 4)?;
-    let size = block.raw("group_size").filter(|size| !size.is_null());
-    let fits = |size: i64| size == -1 || (size > 0 && size % 32 == 0);
-    match size {
-        Some(size) if !size.as_i64().is_some_and(fits) => {
+    match block.raw("group_size") {
+        Some(size) if !is_group(size) => {
             Err(block.wrong("group_size", format!("is {size}, which is no multiple of 32"), REMEDY))
         }
         _ => Ok(()),
@@ -62,14 +65,15 @@ pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
         let remedy = "choose a checkpoint that was quantised with desc_act = false";
         return Err(block.wrong("desc_act", "is true: columns are in groups by an order of their own", remedy));
     }
-    let zeros = match (block.optional("sym")?.unwrap_or(true), block.raw("checkpoint_format").and_then(Value::as_str)) {
-        (_, Some(format)) if format != "gptq" && format != "gptq_v2" => {
+    let symmetric = block.optional("sym")?.unwrap_or(true);
+    let one_above = match block.raw("checkpoint_format").and_then(Value::as_str) {
+        None | Some("gptq") => true,
+        Some("gptq_v2") => false,
+        Some(format) => {
             return Err(block.wrong("checkpoint_format", format!("is {format:?}, not gptq or gptq_v2"), REMEDY));
         }
-        (true, _) => ZeroPoints::Centre,
-        (false, Some("gptq_v2")) => ZeroPoints::Stored,
-        (false, _) => ZeroPoints::OneAbove,
     };
+    let zeros = ZeroPoints { symmetric, one_above };
     block.must_be("lm_head", false)?;
     block.must_be("is_marlin_format", false)?;
     block.must_be("pack_dtype", "int32")?;
@@ -91,7 +95,7 @@ pub(super) fn awq(mut block: Fields<'_>) -> Result<PublishedCodes> {
         return Err(block.wrong("version", format!("is {version:?}, whose codes lie otherwise"), remedy));
     }
     let points = block.optional("zero_point")?.unwrap_or(true);
-    let zeros = if points { ZeroPoints::Stored } else { ZeroPoints::Centre };
+    let zeros = if points { ZeroPoints::STORED } else { ZeroPoints::CENTRE };
     let codes = codes_of(zeros, block.raw("modules_to_not_convert"));
     block.harmless(&["quant_method", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"]);
     block.finish()?;

@@ -46,7 +46,7 @@ pub(super) fn scaled(codes: CodeType, scales: ScaleLayout) -> FormatRef {
 
 /// What integers of 4 bits become where [`Checkpoint::in_int4`](ridge_files::Checkpoint::in_int4) reads them.
 pub(super) fn of_4_bits(zeros: ZeroPoints) -> FormatRef {
-    if zeros == ZeroPoints::Centre { FormatRef::new(Q4_0) } else { FormatRef::new(Q4_1) }
+    if zeros.symmetric { FormatRef::new(Q4_0) } else { FormatRef::new(Q4_1) }
 }
 
 impl PublishedCodes {
@@ -55,7 +55,7 @@ impl PublishedCodes {
     pub(super) fn new<'a>(groups: Vec<CodeGroup>, plain: impl IntoIterator<Item = Option<&'a Value>>) -> Self {
         Self {
             groups,
-            zeros: ZeroPoints::Centre,
+            zeros: ZeroPoints::CENTRE,
             plain: plain.into_iter().flat_map(strings).flat_map(patterns).collect(),
         }
     }

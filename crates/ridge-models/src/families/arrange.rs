@@ -19,7 +19,7 @@ pub(super) fn arrange(
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
     let unused = family.unused(drafts);
     let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
-    let zeros = family.decoder().codes.as_ref().map_or(ZeroPoints::Centre, |codes| codes.zeros);
+    let zeros = family.decoder().codes.as_ref().map_or(ZeroPoints::CENTRE, |codes| codes.zeros);
     let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?.in_int4(zeros)?;
     Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
 }

@@ -18,6 +18,8 @@ type Named = (String, Dtype, Vec<usize>, Vec<u8>);
 
 const FILE: &str = "int4.safetensors";
 const COLUMNS: usize = 320;
+/// Symmetric codes of GPTQ's first format.
+const FIRST: ZeroPoints = ZeroPoints { symmetric: true, one_above: true };
 /// Which rows the fixture has values of.
 fn shown() -> impl Iterator<Item = usize> {
     (0..5).chain(125..133).chain([159])
@@ -69,12 +71,12 @@ fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
 #[test]
 fn codes_of_four_bits_mean_what_their_libraries_take_them_for() {
     let layouts = [
-        ("compressed", ZeroPoints::Centre, "q4_0"),
-        ("compressed_zeros", ZeroPoints::Stored, "q4_1"),
-        ("gptq", ZeroPoints::Centre, "q4_0"),
-        ("gptq_zeros", ZeroPoints::OneAbove, "q4_1"),
-        ("gptq_v2", ZeroPoints::Stored, "q4_1"),
-        ("awq", ZeroPoints::Stored, "q4_1"),
+        ("compressed", ZeroPoints::CENTRE, "q4_0"),
+        ("compressed_zeros", ZeroPoints::STORED, "q4_1"),
+        ("gptq", FIRST, "q4_0"),
+        ("gptq_zeros", ZeroPoints { symmetric: false, ..FIRST }, "q4_1"),
+        ("gptq_v2", ZeroPoints::STORED, "q4_1"),
+        ("awq", ZeroPoints::STORED, "q4_1"),
     ];
     let expected = Expected::open(FILE);
     for (layout, zeros, format) in layouts {
@@ -106,21 +108,33 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
         assert!(error.contains(why), "{error}");
     };
     let without = |end: &'static str| move |all: &mut Vec<Named>| all.retain(|tensor| !tensor.0.ends_with(end));
-    refused("awq", ZeroPoints::Stored, &without("scales"), "there is no tensor layer.scales for layer.qweight");
-    refused("awq", ZeroPoints::Stored, &without("qzeros"), "has no zero points");
-    refused("gptq_zeros", ZeroPoints::Centre, &|_| (), "has zero points, where the configuration says");
+    refused("awq", ZeroPoints::STORED, &without("scales"), "there is no tensor layer.scales for layer.qweight");
+    refused("awq", ZeroPoints::STORED, &without("qzeros"), "has no zero points");
+    refused("gptq_zeros", FIRST, &|_| (), "has zero points, where the configuration says");
+    // What the first format means by a number is another than what the second does.
+    refused("gptq", ZeroPoints::CENTRE, &|_| (), "has zero points, where the configuration says");
     let moved = |all: &mut Vec<Named>| {
         let of = all.iter_mut().find(|tensor| tensor.0.ends_with("g_idx")).expect("is there");
         of.3.rotate_left(4);
     };
-    refused("gptq", ZeroPoints::Centre, &moved, "desc_act");
+    refused("gptq", FIRST, &moved, "desc_act");
     let plain = |all: &mut Vec<Named>| all.push(("layer.weight".into(), Dtype::F32, vec![1], vec![0; 4]));
-    refused("compressed", ZeroPoints::Centre, &plain, "exists both plainly and as integers of 4 bits");
+    refused("compressed", ZeroPoints::CENTRE, &plain, "exists both plainly and as integers of 4 bits");
     let narrow = |all: &mut Vec<Named>| {
         let scales = all.iter_mut().find(|tensor| tensor.0.ends_with("scale")).expect("is there");
         scales.2 = vec![160, 5];
         scales.3.truncate(160 * 5 * 2);
     };
+    let empty = |all: &mut Vec<Named>| {
+        let codes = all.iter_mut().find(|tensor| tensor.0.ends_with("packed")).expect("is there");
+        (codes.2, codes.3) = (vec![160, 0], Vec::new());
+    };
+    refused("compressed", ZeroPoints::CENTRE, &empty, "which have no elements");
+    let infinite = |all: &mut Vec<Named>| {
+        let scales = all.iter_mut().find(|tensor| tensor.0.ends_with("scale")).expect("is there");
+        scales.3[2..4].copy_from_slice(&0x7f80_u16.to_le_bytes());
+    };
+    refused("compressed", ZeroPoints::CENTRE, &infinite, "has a scale of inf");
     assert!(
         read(
             &{
@@ -128,7 +142,7 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
                 narrow(&mut all);
                 all
             },
-            ZeroPoints::Centre
+            ZeroPoints::CENTRE
         )
         .is_ok(),
         "groups of 64"
@@ -138,7 +152,7 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
         scales.2 = vec![160, 4];
         scales.3.truncate(160 * 4 * 2);
     };
-    refused("compressed", ZeroPoints::Centre, &odd, "a group must have a multiple of 32 columns");
+    refused("compressed", ZeroPoints::CENTRE, &odd, "a group must have a multiple of 32 columns");
 }
 
 /// The Qwen 3 of the fixtures with its projections as integers of 4 bits in groups of 32, as `quantization` says, and as what these stand

@@ -138,7 +138,7 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     let config = files.embedding_config(&sentence.unwrap_or_default())?;
     let (mut network, _) =
         ridge::build_network(&files, &config, &settings.model.numbers, settings.context, !files.has_weights())?;
-    ridge::round_network(&mut network, &settings.model.numbers, true);
+    ridge::round_network(&mut network, &settings.model.numbers, settings.launches.is_none());
     match settings.output {
         InspectOutput::Graph => return print(&graphs(&network, |graph| Ok(graph.to_string()))?),
         InspectOutput::LoweredGraph => return print(&lowered(&network)?),
