@@ -65,16 +65,20 @@ pub(crate) fn quantised() -> Vec<KernelCase> {
             }
         }
     }
-    for (rows, depth, inner, columns) in [(5, 64, 272, 48), (1024, 128, 272, 64), (1100, 64, 144, 80)] {
-        let stored =
-            |shape: [usize; 2]| Type::tensor(DType::BF16, shape).stored_as(FormatRef::new(ScaledFormat::F8_ROWS));
-        cases.push(case("scaled_mlp", &format!("{rows} x {depth} x {inner} x {columns}"), |g| {
-            let x = g.weight("x", stored([rows, depth]))?;
-            let y =
-                gated_pair(g, x, inner, &|g: &mut Builder, name: &str, n: usize| g.weight(name, stored([n, depth])))?;
+    for (rows, width, inner) in [(5, 64, 272), (1024, 128, 272), (1100, 64, 144)] {
+        let stored = |g: &mut Builder, name: &str, shape: [usize; 2]| {
+            g.weight(name, Type::tensor(DType::BF16, shape).stored_as(FormatRef::new(ScaledFormat::F8_ROWS)))
+        };
+        cases.push(case("scaled_mlp", &format!("{rows} x {width} x {inner}"), |g| {
+            let x = g.step_input("x", Type::tensor(DType::BF16, [rows, width]))?;
+            let gain = g.weight("gain", Type::tensor(DType::F32, [width]))?;
+            let y = g.rms_norm(x, gain, 1e-5)?;
+            let y = g.quantize(y, ScaledFormat::F8_ROWS)?;
+            let y = gated_pair(g, y, inner, &|g: &mut Builder, name: &str, n: usize| stored(g, name, [n, width]))?;
             let y = g.quantize(y[0], ScaledFormat::F8_ROWS)?;
-            let down = g.weight("down", stored([columns, inner]))?;
-            Ok(vec![g.linear(y, down)?])
+            let down = stored(g, "down", [width, inner])?;
+            let y = g.linear(y, down)?;
+            Ok(vec![g.add(x, y)?])
         }));
     }
     cases

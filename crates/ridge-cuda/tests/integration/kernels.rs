@@ -234,6 +234,22 @@ fn groups_for_few_rows_are_made_of_parts_for_many() {
 
 /// Also on a machine without a GPU.
 #[test]
+fn gated_mlps_of_many_rows_of_codes_are_one_group() {
+    let registry = CudaKernelRegistry::builtin();
+    let mut groups = 0;
+    for case in codes::quantised().iter().filter(|case| case.kernel == "scaled_mlp") {
+        let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
+        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
+        let nodes = &lowered.main().nodes;
+        let is_group = |op: &Op| matches!(op, Op::Group(group) if group.kind == GroupKind::Kernel("scaled_mlp".into()));
+        groups += nodes.iter().filter(|node| is_group(&node.op)).count();
+        sources(&registry, &lowered, &Bindings::new()).expect("all have kernels");
+    }
+    assert_eq!(groups, 3);
+}
+
+/// Also on a machine without a GPU.
+#[test]
 fn mixers_of_few_tokens_are_one_launch_and_of_many_the_usual_ones() {
     let registry = CudaKernelRegistry::builtin();
     let (mut few, mut many) = (0, 0);
