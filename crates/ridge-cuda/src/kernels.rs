@@ -131,6 +131,8 @@ impl CudaKernelRegistry {
             linear_blocks::entries(),
             linear_cache::entries(),
             linear_cross_entropy::entries(),
+            // Of equals, what claims more.
+            scaled_mlp::entries(),
             linear_scaled::entries(),
             norm::entries(),
             norm_gradients::entries(),
@@ -139,7 +141,6 @@ impl CudaKernelRegistry {
             recurrence::entries(),
             rope::entries(),
             sampling::entries(),
-            scaled_mlp::entries(),
             sparse_attention::entries(),
             tokens::entries(),
             training::entries(),

@@ -17,13 +17,14 @@ use crate::rotated;
 use crate::running::{run, same_bits};
 use crate::sparse;
 use crate::training;
-use ridge_cuda::{CudaKernelRegistry, sources};
+use ridge_cuda::{CudaKernelRegistry, PlannedGpu, sources};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, DType, FormatRef, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var,
 };
+use ridge_hw::spec::DeviceSpec;
 use ridge_runtime::{Backend, WeightData, component_offsets, lower};
 
 /// The names of the kernels that claim something of the graph.
@@ -236,10 +237,11 @@ fn groups_for_few_rows_are_made_of_parts_for_many() {
 #[test]
 fn gated_mlps_of_many_rows_of_codes_are_one_group() {
     let registry = CudaKernelRegistry::builtin();
+    let h200 = PlannedGpu::new(DeviceSpec::find("H200").expect("is listed")).expect("has kernels");
     let mut groups = 0;
     for case in codes::quantised().iter().filter(|case| case.kernel == "scaled_mlp") {
         let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
-        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), &registry.claims()).expect("lowers");
+        let lowered = lower(&case.graph, &names.collect::<Vec<_>>(), h200.kernels()).expect("lowers");
         let nodes = &lowered.main().nodes;
         let is_group = |op: &Op| matches!(op, Op::Group(group) if group.kind == GroupKind::Kernel("scaled_mlp".into()));
         groups += nodes.iter().filter(|node| is_group(&node.op)).count();
