@@ -123,12 +123,29 @@ fn lists_of_modules_that_are_not_converted_count_everywhere() {
 }
 
 #[test]
+fn checkpoints_of_4_bits_take_the_same_bytes_everywhere() {
+    let packed = compressed("pack-quantized", side(4, "int", "group", false), Value::Null);
+    let gptq = json!({"bits": 4, "desc_act": false, "group_size": 128, "quant_method": "gptq", "sym": true});
+    let awq = json!({"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": true});
+    let elements: u64 = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336);
+    let plain = 2 * (2 * 128_256 * 4096 + 65 * 4096);
+    for (quantization, block) in [(packed, 18), (gptq, 18), (awq, 20)] {
+        let (_folder, path) = published("Meta-Llama-3.1-8B", &quantization);
+        let bytes = json_of(&format!("inspect {path} --json"))["summary"]["weight_bytes"].as_u64().unwrap();
+        assert_eq!(bytes, elements / 32 * block + plain, "{quantization}");
+        let (planned, _) = planned_weights(&path);
+        assert!(planned.abs_diff(bytes) <= 1 << 20, "{quantization}: {planned} planned, {bytes} stored");
+    }
+}
+
+#[test]
 fn checkpoints_that_cannot_be_loaded_are_refused_by_the_key() {
-    let int4 = compressed("pack-quantized", side(4, "int", "group", false), Value::Null);
+    let int8 = compressed("pack-quantized", side(8, "int", "group", false), Value::Null);
     let gptq = json!({"bits": 4, "damp_percent": 0.01, "desc_act": true, "group_size": 128, "quant_method": "gptq", "sym": true});
     for (quantization, key) in [
-        (int4, "quantization_config.format = \"pack-quantized\""),
-        (gptq, "quantization_config.quant_method = \"gptq\""),
+        (int8, "quantization_config.config_groups"),
+        (gptq, "quantization_config.desc_act"),
+        (json!({"quant_method": "hqq"}), "quantization_config.quant_method = \"hqq\""),
     ] {
         let (_folder, path) = published("Meta-Llama-3.1-8B", &quantization);
         for line in ["inspect", "plan fit --device H100", "plan fit --device H100 --gpu-memory 40GiB"] {

@@ -16,7 +16,7 @@ use ridge_graph::{DType, FormatRef};
 
 use super::parts::Rows;
 use super::rearrange::{How, Rearranged};
-use super::repack::{FileTensor, Int4Layout, PublishedInt4, Repacked};
+use super::repack::{FileTensor, PublishedInt4, Repacked};
 use super::tensors::{Checkpoint, StoredTensor};
 use crate::error::Result;
 
@@ -44,24 +44,43 @@ const COMPRESSED: Names = Names {
 const GPTQ_OR_AWQ: Names =
     Names { codes: ".qweight", scales: ".scales", zeros: ".qzeros", groups: ".g_idx", shape: None };
 
-/// Where the zero of codes of 4 bits is.
+/// How words of codes of 4 bits, their scales and zero points lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ZeroPoints {
-    /// Is it at 8 for all codes? Zero points that are stored all the same must say so.
-    pub symmetric: bool,
-    /// Is it one above what is stored, as GPTQ's first format has it?
-    pub one_above: bool,
+pub enum Int4Layout {
+    /// As compressed-tensors packs them (`pack-quantized`).
+    Compressed,
+    /// As GPTQ's libraries do.
+    Gptq,
+    /// As AWQ's do (`gemm`).
+    Awq,
 }
 
-impl ZeroPoints {
-    /// At 8 for all codes.
-    pub const CENTRE: Self = Self { symmetric: true, one_above: false };
-    /// Where the stored zero points say.
-    pub const STORED: Self = Self { symmetric: false, one_above: false };
+/// How weights are published as integers of 4 bits, as a configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Int4Scheme {
+    /// How they lie.
+    pub layout: Int4Layout,
+    /// Is the zero at 8 for all codes? Zero points that are stored all the same must say so.
+    pub symmetric: bool,
+    /// Is a zero one above what is stored, as GPTQ's first format has it?
+    pub one_above: bool,
+    /// Columns that share a scale, 0 for all of a row; `None` where it is not said.
+    pub group: Option<usize>,
+}
+
+impl Int4Scheme {
+    /// Groups of any size by zeros that are stored as they are, or at 8 for all codes.
+    pub const fn new(layout: Int4Layout, symmetric: bool) -> Self {
+        Self { layout, symmetric, one_above: false, group: None }
+    }
 
     /// What is added to a word of stored zero points. What took one from each took it from words, with borrows.
     fn more(self) -> u32 {
         if self.one_above { 0x1111_1111 } else { 0 }
+    }
+
+    fn names(self) -> &'static Names {
+        if self.layout == Int4Layout::Compressed { &COMPRESSED } else { &GPTQ_OR_AWQ }
     }
 }
 
@@ -69,36 +88,42 @@ impl ZeroPoints {
 const MOST: f64 = 65504.0 / 15.0;
 
 impl Checkpoint {
-    /// The checkpoint with each weight of integers of 4 bits as one tensor, in the format `q4_0` if `zeros` are symmetric, and `q4_1` if
+    /// The checkpoint with each weight of integers of 4 bits as one tensor, in the format `q4_0` if zeros are symmetric, and `q4_1` if
     /// not. Blocks are made when they are read.
     ///
     /// # Errors
     ///
-    /// [`FilesError::Safetensors`](crate::FilesError::Safetensors) if codes have no scales or no zero points, or of another shape or dtype, if scales are
-    /// beyond what f16 holds, if columns are in groups by an order of their own ("act order"), or if the weight is there plainly too.
-    pub fn in_int4(mut self, zeros: ZeroPoints) -> Result<Self> {
-        for names in [COMPRESSED, GPTQ_OR_AWQ] {
-            let modules: Vec<String> = self
-                .tensors
-                .iter()
-                .filter(|(_, tensor)| tensor.dtype == DType::I32)
-                .filter_map(|(name, _)| name.strip_suffix(names.codes).map(str::to_owned))
-                .collect();
-            for module in modules {
-                let mut take = |end: &str| self.tensors.remove(&format!("{module}{end}"));
-                let (codes, scales) = (take(names.codes), take(names.scales));
-                let (points, groups) = (take(names.zeros), take(names.groups));
-                names.shape.map(take);
-                let Some((codes, scales)) = codes.zip(scales) else {
-                    let [codes, scales] = [names.codes, names.scales];
-                    return Err(self.wrong(format!("there is no tensor {module}{scales} for {module}{codes}")));
-                };
-                let wrong = |why| self.wrong(format!("{module}{} {why}", names.codes));
-                let entry = self.of_int4(codes, &scales, points, groups.as_ref(), zeros).map_err(wrong)?;
-                let weight = format!("{module}.weight");
-                if self.tensors.insert(weight.clone(), entry).is_some() {
-                    return Err(self.wrong(format!("{weight} exists both plainly and as integers of 4 bits")));
+    /// [`FilesError::Safetensors`](crate::FilesError::Safetensors) if codes have no scales or no zero points, or of another shape or dtype, if these are not as
+    /// `scheme` says, if scales are beyond what f16 holds, if columns are in groups by an order of their own ("act order"), or if the weight is
+    /// there plainly too.
+    pub fn in_int4(mut self, scheme: Int4Scheme) -> Result<Self> {
+        let names = scheme.names();
+        let modules: Vec<String> = self
+            .tensors
+            .iter()
+            .filter(|(_, tensor)| tensor.dtype == DType::I32)
+            .filter_map(|(name, _)| name.strip_suffix(names.codes).map(str::to_owned))
+            .collect();
+        for module in modules {
+            let mut take = |end: &str| self.tensors.remove(&format!("{module}{end}"));
+            let (codes, scales) = (take(names.codes), take(names.scales));
+            let (points, groups) = (take(names.zeros), take(names.groups));
+            let shape = names.shape.and_then(take);
+            let Some((codes, scales)) = codes.zip(scales) else {
+                let [codes, scales] = [names.codes, names.scales];
+                return Err(self.wrong(format!("there is no tensor {module}{scales} for {module}{codes}")));
+            };
+            let wrong = |why| self.wrong(format!("{module}{} {why}", names.codes));
+            let entry = self.of_int4(codes, &scales, points, groups.as_ref(), scheme).map_err(wrong)?;
+            if let Some(shape) = shape {
+                let said = shape.dtype.decode(self.in_file(&shape).bytes());
+                if said != entry.shape.iter().map(|extent| *extent as f64).collect::<Vec<_>>() {
+                    return Err(wrong(format!("is of {:?}, where its shape is said to be {said:?}", entry.shape)));
                 }
+            }
+            let weight = format!("{module}.weight");
+            if self.tensors.insert(weight.clone(), entry).is_some() {
+                return Err(self.wrong(format!("{weight} exists both plainly and as integers of 4 bits")));
             }
         }
         Ok(self)
@@ -111,7 +136,7 @@ impl Checkpoint {
         scales: &StoredTensor,
         points: Option<StoredTensor>,
         group_of: Option<&StoredTensor>,
-        zeros: ZeroPoints,
+        scheme: Int4Scheme,
     ) -> Result<StoredTensor, String> {
         let (&[a, b], &[c, d]) = (&codes.shape[..], &scales.shape[..]) else {
             return Err(format!(
@@ -125,18 +150,33 @@ impl Checkpoint {
                 codes.shape, scales.shape
             ));
         }
-        let (layout, [out, inner], groups, points_shape) = if a == c {
-            (Int4Layout::Compressed, [a, b * CODES], d, [a.div_ceil(CODES), d])
-        } else if b == d {
-            (Int4Layout::Gptq, [b, a * CODES], c, [c, b / CODES])
-        } else if b * CODES == d {
-            (Int4Layout::Awq, [d, a], c, [c, b])
-        } else {
-            return Err(format!("has the shape {:?}, which scales of {:?} do not fit", codes.shape, scales.shape));
+        let layout = scheme.layout;
+        let (fits, [out, inner], groups, points_shape) = match layout {
+            Int4Layout::Compressed => (a == c, [a, b * CODES], d, [a.div_ceil(CODES), d]),
+            Int4Layout::Gptq => (b == d, [b, a * CODES], c, [c, b / CODES]),
+            Int4Layout::Awq => (b * CODES == d, [d, a], c, [c, b]),
         };
+        if !fits {
+            let how = match layout {
+                Int4Layout::Compressed => "compressed-tensors",
+                Int4Layout::Gptq => "GPTQ",
+                Int4Layout::Awq => "AWQ",
+            };
+            return Err(format!(
+                "has the shape {:?}, which scales of {:?} do not fit as {how} packs it",
+                codes.shape, scales.shape
+            ));
+        }
         if !inner.is_multiple_of(groups) || !(inner / groups).is_multiple_of(Q4_0::ELEMENTS) {
             return Err(format!(
                 "is of {out} x {inner} in {groups} groups: a group must have a multiple of 32 columns"
+            ));
+        }
+        let group = scheme.group.map(|columns| if columns == 0 { inner } else { columns });
+        if group.is_some_and(|columns| columns != inner / groups) {
+            let said = group.unwrap_or_default();
+            return Err(format!(
+                "is of {out} x {inner} in {groups} groups, where {said} columns are said to share a scale"
             ));
         }
         if layout == Int4Layout::Gptq && points.is_some() && !out.is_multiple_of(CODES) {
@@ -163,10 +203,10 @@ impl Checkpoint {
             return Err(format!("needs zero points i32{points_shape:?}, but has {}{:?}", points.dtype, points.shape));
         }
         let points = match points {
-            None if zeros.symmetric => None,
+            None if scheme.symmetric => None,
             None => return Err("has no zero points, which the configuration says there are".to_owned()),
-            Some(points) if zeros.symmetric => {
-                let centre = if zeros.one_above { 0x77 } else { 0x88 };
+            Some(points) if scheme.symmetric => {
+                let centre = if scheme.one_above { 0x77 } else { 0x88 };
                 if self.in_file(&points).bytes().iter().any(|byte| *byte != centre) {
                     return Err("has zero points, where the configuration says that codes are symmetric".to_owned());
                 }
@@ -181,7 +221,7 @@ impl Checkpoint {
             inner,
             groups,
             scales: (scales.dtype, self.in_file(scales)),
-            zeros: points.map(|points| (points, zeros.more())),
+            zeros: points.map(|points| (points, scheme.more())),
         });
         let rearranged = Some(Arc::new(Rearranged::new(How::Blocks { how: Arc::new(how), rows: Rows::range(0, out) })));
         Ok(StoredTensor { dtype: DType::F32, format: Some(format), shape: vec![out, inner], rearranged, ..codes })

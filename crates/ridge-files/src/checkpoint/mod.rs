@@ -23,7 +23,7 @@ mod stack;
 mod tensors;
 
 pub use from_gguf::Gathered;
-pub use int4::ZeroPoints;
+pub use int4::{Int4Layout, Int4Scheme};
 pub use parts::{Part, Rows, Stack};
 pub use pattern::matches;
 pub use published::Published;

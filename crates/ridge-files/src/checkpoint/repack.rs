@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ridge_graph::DType;
 use ridge_graph::format::{BlockFormat as _, Mxfp4, Q4_0, Q4_1};
 
+use super::int4::Int4Layout;
 use super::parts::Rows;
 use crate::bytes::FileBytes;
 
@@ -97,14 +98,6 @@ fn halves(codes: &[u8; CODE_BYTES]) -> [u8; CODE_BYTES] {
         to[2 * i + 1] = first >> 4 | second & 0xf0;
     }
     to
-}
-
-/// How words of codes of 4 bits lie; see `int4.rs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Int4Layout {
-    Compressed,
-    Gptq,
-    Awq,
 }
 
 /// Which nibble of a word has each of eight neighbouring rows in AWQ.

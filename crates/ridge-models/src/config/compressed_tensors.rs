@@ -1,12 +1,12 @@
 //! Quantised checkpoints as llm-compressor writes them, in the layout of the library compressed-tensors: the object under
 //! `quantization_config` whose `quant_method` is `compressed-tensors`.
 
-use ridge_files::checkpoint::ZeroPoints;
+use ridge_files::checkpoint::{Int4Layout, Int4Scheme};
 use ridge_graph::format::{CodeType, ScaleLayout};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::int4::is_group;
+use super::int4::{columns_of, is_group};
 use super::published_codes::{CodeGroup, PublishedCodes, of_4_bits, scaled};
 use crate::error::Result;
 
@@ -62,8 +62,8 @@ pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
         }
     }
     let symmetric = |group: &Value| group.pointer("/weights/symmetric") != Some(&Value::Bool(false));
-    let zeros = if groups.values().all(symmetric) { ZeroPoints::CENTRE } else { ZeroPoints::STORED };
-    if layout == Layout::Int4 && zeros == ZeroPoints::STORED && groups.values().any(symmetric) {
+    let all_symmetric = groups.values().all(symmetric);
+    if layout == Layout::Int4 && !all_symmetric && groups.values().any(symmetric) {
         return Err(block.wrong("config_groups", "has groups with zero points and groups without", REMEDY));
     }
     let of_group = |group: &Value| {
@@ -72,11 +72,22 @@ pub(super) fn read(mut block: Fields<'_>) -> Result<PublishedCodes> {
         let format = match layout {
             Layout::Floats => scaled(CodeType::F8E4M3, scales),
             Layout::Int8 => scaled(CodeType::Int8, scales),
-            Layout::Int4 => of_4_bits(zeros),
+            Layout::Int4 => of_4_bits(all_symmetric),
         };
         CodeGroup::new(format, group.get("targets"))
     };
-    let codes = PublishedCodes::new(groups.values().map(of_group).collect(), [block.raw("ignore")]).with(zeros);
+    let mut codes = PublishedCodes::new(groups.values().map(of_group).collect(), [block.raw("ignore")]);
+    if layout == Layout::Int4 {
+        // Of groups of modules that differ in it, tensors show it.
+        let columns = |group: &Value| match group.pointer("/weights/strategy").and_then(Value::as_str) {
+            Some("channel") => Some(0),
+            _ => columns_of(group.pointer("/weights/group_size")),
+        };
+        let mut sizes = groups.values().map(columns);
+        let first = sizes.next().flatten();
+        let group = if sizes.all(|size| size == first) { first } else { None };
+        codes = codes.with(Int4Scheme { group, ..Int4Scheme::new(Int4Layout::Compressed, all_symmetric) });
+    }
     block.harmless(&["config_groups", "quantization_status", "global_compression_ratio", "version", "sparsity_config"]);
     block.finish()?;
     Ok(codes)

@@ -1,7 +1,7 @@
 //! The objects under `quantization_config` of checkpoints whose weights are integers of 4 bits, as GPTQ's libraries (AutoGPTQ,
 //! GPTQModel) and AWQ's (AutoAWQ, llm-awq) write them.
 
-use ridge_files::checkpoint::ZeroPoints;
+use ridge_files::checkpoint::{Int4Layout, Int4Scheme};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
@@ -16,24 +16,31 @@ pub(super) fn is_group(size: &Value) -> bool {
     size.is_null() || size.as_i64().is_some_and(|size| size == -1 || (size > 0 && size % 32 == 0))
 }
 
-/// Requires codes of 4 bits, in groups that blocks of 32 divide.
-fn check_codes(block: &mut Fields<'_>) -> Result<()> {
+/// The columns of a group, 0 for all of a row, of what [`is_group`] has found to be one.
+pub(super) fn columns_of(size: Option<&Value>) -> Option<usize> {
+    size?.as_i64().map(|size| usize::try_from(size).unwrap_or(0))
+}
+
+/// Requires codes of 4 bits, in groups that blocks of 32 divide, and gives their columns.
+fn check_codes(block: &mut Fields<'_>) -> Result<Option<usize>> {
     block.must_be("bits", 4)?;
     match block.raw("group_size") {
         Some(size) if !is_group(size) => {
             Err(block.wrong("group_size", format!("is {size}, which is no multiple of 32"), REMEDY))
         }
-        _ => Ok(()),
+        size => Ok(columns_of(size)),
     }
 }
 
 /// All matrices but those in the list `plain`.
-fn codes_of(zeros: ZeroPoints, plain: Option<&Value>) -> PublishedCodes {
-    PublishedCodes::new(vec![CodeGroup::new(of_4_bits(zeros), None)], [plain]).with(zeros)
+fn codes_of(scheme: Int4Scheme, plain: Option<&Value>) -> PublishedCodes {
+    PublishedCodes::new(vec![CodeGroup::new(of_4_bits(scheme.symmetric), None)], [plain]).with(scheme)
 }
 
 /// What GPTQ's libraries say of how codes were found and where they are used.
-const OF_GPTQ: [&str; 22] = [
+const OF_GPTQ: [&str; 25] = [
+    "act_group_aware",
+    "backend",
     "batch_size",
     "block_name_to_quantize",
     "cache_block_outputs",
@@ -43,6 +50,7 @@ const OF_GPTQ: [&str; 22] = [
     "exllama_config",
     "max_input_length",
     "meta",
+    "method",
     "model_file_base_name",
     "model_name_or_path",
     "model_seqlen",
@@ -60,27 +68,29 @@ const OF_GPTQ: [&str; 22] = [
 
 /// A checkpoint of GPTQ (Frantar et al. 2023) whose columns are in groups in their order.
 pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
-    check_codes(&mut block)?;
+    let group = check_codes(&mut block)?;
     if block.optional("desc_act")?.unwrap_or(false) {
         let remedy = "choose a checkpoint that was quantised with desc_act = false";
         return Err(block.wrong("desc_act", "is true: columns are in groups by an order of their own", remedy));
     }
     let symmetric = block.optional("sym")?.unwrap_or(true);
-    let one_above = match block.raw("checkpoint_format").and_then(Value::as_str) {
+    // transformers calls it `format`.
+    let format = block.raw("checkpoint_format").or(block.raw("format"));
+    let one_above = match format.and_then(Value::as_str) {
         None | Some("gptq") => true,
         Some("gptq_v2") => false,
         Some(format) => {
             return Err(block.wrong("checkpoint_format", format!("is {format:?}, not gptq or gptq_v2"), REMEDY));
         }
     };
-    let zeros = ZeroPoints { symmetric, one_above };
+    let scheme = Int4Scheme { one_above, group, ..Int4Scheme::new(Int4Layout::Gptq, symmetric) };
     block.must_be("lm_head", false)?;
     block.must_be("is_marlin_format", false)?;
     block.must_be("pack_dtype", "int32")?;
     if !matches!(block.raw("dynamic"), None | Some(Value::Null)) {
         block.must_be("dynamic", Map::<String, Value>::new())?;
     }
-    let codes = codes_of(zeros, block.raw("modules_to_not_convert"));
+    let codes = codes_of(scheme, block.raw("modules_to_not_convert"));
     block.harmless(&OF_GPTQ);
     block.finish()?;
     Ok(codes)
@@ -88,16 +98,20 @@ pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
 
 /// A checkpoint of AWQ (Lin et al. 2024) in the layout "gemm".
 pub(super) fn awq(mut block: Fields<'_>) -> Result<PublishedCodes> {
-    check_codes(&mut block)?;
-    let version = block.raw("version").and_then(Value::as_str).unwrap_or("gemm");
+    let group = check_codes(&mut block)?;
+    // transformers calls it `format`, and writes GPTQ's keys too.
+    let version = block.raw("version").or(block.raw("format")).and_then(Value::as_str).unwrap_or("gemm");
+    block.must_be("desc_act", false)?;
+    block.must_be("lm_head", false)?;
     if !version.eq_ignore_ascii_case("gemm") {
         let remedy = "choose a checkpoint whose version is gemm";
         return Err(block.wrong("version", format!("is {version:?}, whose codes lie otherwise"), remedy));
     }
     let points = block.optional("zero_point")?.unwrap_or(true);
-    let zeros = if points { ZeroPoints::STORED } else { ZeroPoints::CENTRE };
-    let codes = codes_of(zeros, block.raw("modules_to_not_convert"));
-    block.harmless(&["quant_method", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"]);
+    let scheme = Int4Scheme { group, ..Int4Scheme::new(Int4Layout::Awq, !points) };
+    let codes = codes_of(scheme, block.raw("modules_to_not_convert"));
+    block.harmless(&OF_GPTQ);
+    block.harmless(&["do_fuse", "fuse_max_seq_len", "modules_to_fuse", "sym", "checkpoint_format"]);
     block.finish()?;
     Ok(codes)
 }

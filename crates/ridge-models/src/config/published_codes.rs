@@ -1,7 +1,7 @@
 //! Which weights `quantization_config` says are published as codes of 8 or 4 bits, for plans of models whose weights are not at hand: a
 //! checkpoint shows itself which of its tensors are codes.
 
-use ridge_files::checkpoint::{ZeroPoints, matches};
+use ridge_files::checkpoint::{Int4Scheme, matches};
 use ridge_graph::FormatRef;
 use ridge_graph::format::{CodeType, Q4_0, Q4_1, ScaleLayout, ScaledFormat};
 use serde_json::Value;
@@ -15,8 +15,8 @@ const NEVER: [&str; 7] = ["gate", "shared_expert_gate", "router", "layer", "conv
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PublishedCodes {
     groups: Vec<CodeGroup>,
-    /// Where the zero of codes of 4 bits is.
-    pub(crate) zeros: ZeroPoints,
+    /// How codes of 4 bits are published, if there are such.
+    pub(crate) int4: Option<Int4Scheme>,
     /// Names, with `*` for any characters.
     plain: Vec<String>,
 }
@@ -45,24 +45,20 @@ pub(super) fn scaled(codes: CodeType, scales: ScaleLayout) -> FormatRef {
 }
 
 /// What integers of 4 bits become where [`Checkpoint::in_int4`](ridge_files::Checkpoint::in_int4) reads them.
-pub(super) fn of_4_bits(zeros: ZeroPoints) -> FormatRef {
-    if zeros.symmetric { FormatRef::new(Q4_0) } else { FormatRef::new(Q4_1) }
+pub(super) fn of_4_bits(symmetric: bool) -> FormatRef {
+    if symmetric { FormatRef::new(Q4_0) } else { FormatRef::new(Q4_1) }
 }
 
 impl PublishedCodes {
     /// Modules of these groups, but for those in the lists `plain`: names, or after `re:` regular expressions, of which `.*`, `\d+`,
     /// `\.`, alternatives, classes of listed characters and anchors are understood.
     pub(super) fn new<'a>(groups: Vec<CodeGroup>, plain: impl IntoIterator<Item = Option<&'a Value>>) -> Self {
-        Self {
-            groups,
-            zeros: ZeroPoints::CENTRE,
-            plain: plain.into_iter().flat_map(strings).flat_map(patterns).collect(),
-        }
+        Self { groups, int4: None, plain: plain.into_iter().flat_map(strings).flat_map(patterns).collect() }
     }
 
-    /// The same with the zero of codes of 4 bits elsewhere.
-    pub(super) fn with(self, zeros: ZeroPoints) -> Self {
-        Self { zeros, ..self }
+    /// The same with codes of 4 bits.
+    pub(super) fn with(self, scheme: Int4Scheme) -> Self {
+        Self { int4: Some(scheme), ..self }
     }
 
     /// The format of the weight called `name`, of `rank` axes, if it is a matrix of a layer, or a stack of them, that is

@@ -1,7 +1,6 @@
 //! A decoder's published checkpoint with the names and shapes that its graph's weights have.
 
 use ridge_files::Checkpoint;
-use ridge_files::checkpoint::ZeroPoints;
 
 use super::decoder::DecoderFamily;
 use super::tensors::TensorTable;
@@ -19,8 +18,10 @@ pub(super) fn arrange(
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
     let unused = family.unused(drafts);
     let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
-    let zeros = family.decoder().codes.as_ref().map_or(ZeroPoints::CENTRE, |codes| codes.zeros);
-    let checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?.in_int4(zeros)?;
+    let mut checkpoint = language_model(checkpoint)?.leaving_out(&unused).scaled()?.in_mxfp4()?;
+    if let Some(scheme) = family.decoder().codes.as_ref().and_then(|codes| codes.int4) {
+        checkpoint = checkpoint.in_int4(scheme)?;
+    }
     Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_files::Checkpoint;
-use ridge_files::checkpoint::ZeroPoints;
+use ridge_files::checkpoint::{Int4Layout, Int4Scheme};
 use ridge_graph::DType;
 use ridge_models::summary::ModuleSummary;
 use ridge_models::{BuildOptions, ModelFiles, WeightSource};
@@ -19,7 +19,9 @@ type Named = (String, Dtype, Vec<usize>, Vec<u8>);
 const FILE: &str = "int4.safetensors";
 const COLUMNS: usize = 320;
 /// Symmetric codes of GPTQ's first format.
-const FIRST: ZeroPoints = ZeroPoints { symmetric: true, one_above: true };
+const FIRST: Int4Scheme = Int4Scheme { one_above: true, ..Int4Scheme::new(Int4Layout::Gptq, true) };
+const PACKED: Int4Scheme = Int4Scheme::new(Int4Layout::Compressed, true);
+const AWQ: Int4Scheme = Int4Scheme { group: Some(64), ..Int4Scheme::new(Int4Layout::Awq, false) };
 /// Which rows the fixture has values of.
 fn shown() -> impl Iterator<Item = usize> {
     (0..5).chain(125..133).chain([159])
@@ -55,10 +57,10 @@ fn write(folder: &std::path::Path, tensors: &[Named]) {
     std::fs::write(folder.join("model.safetensors"), bytes).expect("writes");
 }
 
-fn read(tensors: &[Named], zeros: ZeroPoints) -> Result<Checkpoint, String> {
+fn read(tensors: &[Named], scheme: Int4Scheme) -> Result<Checkpoint, String> {
     let folder = tempfile::tempdir().expect("a folder");
     write(folder.path(), tensors);
-    Checkpoint::open(folder.path()).and_then(|c| c.in_int4(zeros)).map_err(|e| e.to_string())
+    Checkpoint::open(folder.path()).and_then(|c| c.in_int4(scheme)).map_err(|e| e.to_string())
 }
 
 fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
@@ -71,12 +73,12 @@ fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
 #[test]
 fn codes_of_four_bits_mean_what_their_libraries_take_them_for() {
     let layouts = [
-        ("compressed", ZeroPoints::CENTRE, "q4_0"),
-        ("compressed_zeros", ZeroPoints::STORED, "q4_1"),
+        ("compressed", Int4Scheme { group: Some(32), ..PACKED }, "q4_0"),
+        ("compressed_zeros", Int4Scheme { symmetric: false, group: Some(0), ..PACKED }, "q4_1"),
         ("gptq", FIRST, "q4_0"),
-        ("gptq_zeros", ZeroPoints { symmetric: false, ..FIRST }, "q4_1"),
-        ("gptq_v2", ZeroPoints::STORED, "q4_1"),
-        ("awq", ZeroPoints::STORED, "q4_1"),
+        ("gptq_zeros", Int4Scheme { symmetric: false, ..FIRST }, "q4_1"),
+        ("gptq_v2", Int4Scheme::new(Int4Layout::Gptq, false), "q4_1"),
+        ("awq", AWQ, "q4_1"),
     ];
     let expected = Expected::open(FILE);
     for (layout, zeros, format) in layouts {
@@ -108,18 +110,22 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
         assert!(error.contains(why), "{error}");
     };
     let without = |end: &'static str| move |all: &mut Vec<Named>| all.retain(|tensor| !tensor.0.ends_with(end));
-    refused("awq", ZeroPoints::STORED, &without("scales"), "there is no tensor layer.scales for layer.qweight");
-    refused("awq", ZeroPoints::STORED, &without("qzeros"), "has no zero points");
+    refused("awq", AWQ, &without("scales"), "there is no tensor layer.scales for layer.qweight");
+    refused("awq", AWQ, &without("qzeros"), "has no zero points");
     refused("gptq_zeros", FIRST, &|_| (), "has zero points, where the configuration says");
     // What the first format means by a number is another than what the second does.
-    refused("gptq", ZeroPoints::CENTRE, &|_| (), "has zero points, where the configuration says");
+    refused("gptq", Int4Scheme { one_above: false, ..FIRST }, &|_| (), "has zero points, where the configuration says");
+    // Layouts and groups are those of the configuration.
+    refused("gptq", AWQ, &|_| (), "do not fit as AWQ packs it");
+    refused("awq", FIRST, &|_| (), "do not fit as GPTQ packs it");
+    refused("awq", Int4Scheme { group: Some(128), ..AWQ }, &|_| (), "where 128 columns are said to share a scale");
     let moved = |all: &mut Vec<Named>| {
         let of = all.iter_mut().find(|tensor| tensor.0.ends_with("g_idx")).expect("is there");
         of.3.rotate_left(4);
     };
     refused("gptq", FIRST, &moved, "desc_act");
     let plain = |all: &mut Vec<Named>| all.push(("layer.weight".into(), Dtype::F32, vec![1], vec![0; 4]));
-    refused("compressed", ZeroPoints::CENTRE, &plain, "exists both plainly and as integers of 4 bits");
+    refused("compressed", PACKED, &plain, "exists both plainly and as integers of 4 bits");
     let narrow = |all: &mut Vec<Named>| {
         let scales = all.iter_mut().find(|tensor| tensor.0.ends_with("scale")).expect("is there");
         scales.2 = vec![160, 5];
@@ -129,12 +135,12 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
         let codes = all.iter_mut().find(|tensor| tensor.0.ends_with("packed")).expect("is there");
         (codes.2, codes.3) = (vec![160, 0], Vec::new());
     };
-    refused("compressed", ZeroPoints::CENTRE, &empty, "which have no elements");
+    refused("compressed", PACKED, &empty, "which have no elements");
     let infinite = |all: &mut Vec<Named>| {
         let scales = all.iter_mut().find(|tensor| tensor.0.ends_with("scale")).expect("is there");
         scales.3[2..4].copy_from_slice(&0x7f80_u16.to_le_bytes());
     };
-    refused("compressed", ZeroPoints::CENTRE, &infinite, "has a scale of inf");
+    refused("compressed", PACKED, &infinite, "has a scale of inf");
     assert!(
         read(
             &{
@@ -142,7 +148,7 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
                 narrow(&mut all);
                 all
             },
-            ZeroPoints::CENTRE
+            PACKED
         )
         .is_ok(),
         "groups of 64"
@@ -152,7 +158,7 @@ fn what_does_not_fit_codes_of_four_bits_is_refused() {
         scales.2 = vec![160, 4];
         scales.3.truncate(160 * 4 * 2);
     };
-    refused("compressed", ZeroPoints::CENTRE, &odd, "a group must have a multiple of 32 columns");
+    refused("compressed", PACKED, &odd, "a group must have a multiple of 32 columns");
 }
 
 /// The Qwen 3 of the fixtures with its projections as integers of 4 bits in groups of 32, as `quantization` says, and as what these stand
@@ -266,6 +272,18 @@ fn published_configurations_are_read_or_refused_by_key() {
     let gptq = json!({"bits": 4, "damp_percent": 0.01, "dataset": null, "desc_act": false, "group_size": 128, "model_file_base_name": null,
         "model_name_or_path": null, "quant_method": "gptq", "static_groups": false, "sym": true, "true_sequential": true});
     let awq = json!({"bits": 4, "group_size": 128, "modules_to_not_convert": null, "quant_method": "awq", "version": "gemm", "zero_point": true});
+    // As transformers writes them.
+    let mut of_gptq = json!({"quant_method": "gptq", "bits": 4, "tokenizer": null, "dataset": null, "group_size": 128, "damp_percent": 0.1,
+        "desc_act": false, "act_group_aware": true, "sym": true, "true_sequential": true, "format": "gptq", "meta": null,
+        "backend": "auto", "model_seqlen": null, "block_name_to_quantize": null, "module_name_preceding_first_block": null,
+        "batch_size": 1, "pad_token_id": null, "max_input_length": null, "cache_block_outputs": true,
+        "modules_in_block_to_quantize": null, "checkpoint_format": "gptq"});
+    config(&of_gptq).expect("is read");
+    let map = of_gptq.as_object_mut().expect("an object");
+    map.remove("checkpoint_format");
+    map.extend(json!({"quant_method": "awq", "format": "gemm", "version": "gemm", "zero_point": true, "modules_to_not_convert": null})
+        .as_object().expect("an object").clone());
+    config(&of_gptq).expect("is read");
     for published in [&gptq, &awq, &w4a16()] {
         config(published).expect("is read");
     }
