@@ -183,8 +183,10 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let (case, rate) = cases[decays_by_key];
         samples.push(sample(rng, dtype, case, rate, nth == 0, case.2[2], nth));
     }
-    // Several slices of keys and tiles of values.
-    samples.push(sample(rng, dtype, (&[80, 33], 1, [1, 1, 72, 136]), 0.5, false, 72, 0));
+    // Several slices of keys, and several tiles of values.
+    for (key, value) in [(72, 40), (16, 136)] {
+        samples.push(sample(rng, dtype, (&[80, 33], 1, [1, 1, key, value]), 0.5, false, key, 0));
+    }
     samples
 }
 

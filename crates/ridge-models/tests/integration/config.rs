@@ -245,8 +245,8 @@ fn what_would_change_the_model_is_refused() {
         assert!(message.starts_with(&start), "{message}");
     }
     let quantised = |config: Value| refusal(json!({"quantization_config": config}));
-    let message = quantised(json!({"bits": 4, "quant_method": "gptq"}));
-    assert!(message.starts_with("config.json: quantization_config.quant_method = \"gptq\" is not"), "{message}");
+    let message = quantised(json!({"bits": 4, "quant_method": "hqq"}));
+    assert!(message.starts_with("config.json: quantization_config.quant_method = \"hqq\" is not"), "{message}");
     let message = quantised(json!({"quant_method": "fp8", "weight_block_size": [64, 128]}));
     assert!(message.contains("quantization_config.weight_block_size = [64,128] is not supported"), "{message}");
 }

@@ -200,7 +200,7 @@ fn an_object_without_keys_says_nothing_of_weights() {
     assert_planned_as_stored(&files, &stored);
     for (wrong, key) in [
         (json!({"fmt": "e4m3"}), "quantization_config.quant_method = null"),
-        (json!({"quant_method": "awq", "bits": 4}), "quantization_config.quant_method = \"awq\""),
+        (json!({"quant_method": "hqq", "bits": 4}), "quantization_config.quant_method = \"hqq\""),
     ] {
         let why = read(wrong).expect("opens").0.expect_err("is refused").to_string();
         assert!(why.contains(key) && why.contains("\"compressed-tensors\""), "{why}");
@@ -222,7 +222,8 @@ fn compressed_weights_of_other_kinds_are_refused() {
     let (f8, int8) = (ScaledFormat::F8_ROWS, ScaledFormat::INT8_ROWS);
     for (format, from, to, key) in [
         (f8, "\"num_bits\":8", "\"num_bits\":4", "group_0.weights.num_bits = 4"),
-        (f8, "float-quantized", "pack-quantized", "quantization_config.format"),
+        (f8, "float-quantized", "marlin-24", "quantization_config.format"),
+        (f8, "float-quantized", "pack-quantized", "group_0.weights.num_bits = 8"),
         (f8, "\"kv_cache_scheme\":null", "\"kv_cache_scheme\":{}", "quantization_config.kv_cache_scheme"),
         (f8, "float-quantized", "int-quantized", "group_0.weights.type = \"float\""),
         (int8, "\"strategy\":\"channel\"", "\"strategy\":\"group\"", "group_0.weights.strategy = \"group\""),
