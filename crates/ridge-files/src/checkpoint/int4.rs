@@ -16,7 +16,7 @@ use ridge_graph::{DType, FormatRef};
 
 use super::parts::Rows;
 use super::rearrange::{How, Rearranged};
-use super::repack::{FileTensor, PublishedInt4, Repacked};
+use super::repack::{FileTensor, Int4Layout, PublishedInt4, Repacked};
 use super::tensors::{Checkpoint, StoredTensor};
 use crate::error::Result;
 
@@ -43,17 +43,6 @@ const COMPRESSED: Names = Names {
 };
 const GPTQ_OR_AWQ: Names =
     Names { codes: ".qweight", scales: ".scales", zeros: ".qzeros", groups: ".g_idx", shape: None };
-
-/// How words of codes of 4 bits, their scales and zero points lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Int4Layout {
-    /// As compressed-tensors packs them (`pack-quantized`).
-    Compressed,
-    /// As GPTQ's libraries do.
-    Gptq,
-    /// As AWQ's do (`gemm`).
-    Awq,
-}
 
 /// How weights are published as integers of 4 bits, as a configuration says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

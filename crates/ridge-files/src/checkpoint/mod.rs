@@ -23,9 +23,10 @@ mod stack;
 mod tensors;
 
 pub use from_gguf::Gathered;
-pub use int4::{Int4Layout, Int4Scheme};
+pub use int4::Int4Scheme;
 pub use parts::{Part, Rows, Stack};
 pub use pattern::matches;
 pub use published::Published;
 pub use rearrange::{Change, deinterleaved};
+pub use repack::Int4Layout;
 pub use tensors::{Checkpoint, TensorBytes, TensorView};

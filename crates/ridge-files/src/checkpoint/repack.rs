@@ -7,7 +7,6 @@ use std::sync::Arc;
 use ridge_graph::DType;
 use ridge_graph::format::{BlockFormat as _, Mxfp4, Q4_0, Q4_1};
 
-use super::int4::Int4Layout;
 use super::parts::Rows;
 use crate::bytes::FileBytes;
 
@@ -98,6 +97,17 @@ fn halves(codes: &[u8; CODE_BYTES]) -> [u8; CODE_BYTES] {
         to[2 * i + 1] = first >> 4 | second & 0xf0;
     }
     to
+}
+
+/// How words of codes of 4 bits, their scales and zero points lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int4Layout {
+    /// As compressed-tensors packs them (`pack-quantized`).
+    Compressed,
+    /// As GPTQ's libraries do.
+    Gptq,
+    /// As AWQ's do (`gemm`).
+    Awq,
 }
 
 /// Which nibble of a word has each of eight neighbouring rows in AWQ.
