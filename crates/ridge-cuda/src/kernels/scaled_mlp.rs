@@ -61,14 +61,16 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let x = &spec.inputs[X];
     let (depth, inner) = (x.shape.last().copied().unwrap_or(1), spec.inputs[WEIGHT].shape[0]);
     let (rows, dtype) = (x.shape[..x.shape.len() - 1].iter().product::<usize>(), x.dtype);
-    // In scratch memory: the gate's product, or what is gated; the other's; codes and scales of the norm, and in their place of what is gated.
+    // In scratch memory: the gate's product, or what is gated; the other's; codes and scales of the norm; those of what is gated.
     let wide = (rows * inner * dtype.size_bytes()).next_multiple_of(ALIGN);
-    let of_codes = (rows * inner.max(depth)).next_multiple_of(ALIGN);
-    let codes_at = |at: usize| [(OperandSlot::Scratch, at), (OperandSlot::Scratch, at + of_codes)];
     let [gate, up] = [0, wide].map(|at| (OperandSlot::Scratch, at));
-    let each = of_codes + (rows * 4).next_multiple_of(ALIGN);
-    let (normed, gated) = (codes_at(2 * wide), codes_at(2 * wide + each));
-    let scratch = 2 * (wide + each);
+    let mut scratch = 2 * wide;
+    let mut room_for_codes = |width: usize| {
+        let (codes, scales) = (scratch, scratch + (rows * width).next_multiple_of(ALIGN));
+        scratch = scales + (rows * 4).next_multiple_of(ALIGN);
+        [codes, scales].map(|at| (OperandSlot::Scratch, at))
+    };
+    let (normed, gated) = (room_for_codes(depth), room_for_codes(inner));
     let weight = |input: usize| -> Result<[SlotOffset; 2], String> {
         let offsets = spec.inputs[input].component_offsets()?;
         Ok([0, offsets[1]].map(|at| (OperandSlot::Input(input), at)))

@@ -26,10 +26,16 @@ fn check_codes(block: &mut Fields<'_>) -> Result<Option<usize>> {
     block.must_be("bits", 4)?;
     match block.raw("group_size") {
         Some(size) if !is_group(size) => {
-            Err(block.wrong("group_size", format!("is {size}, which is no multiple of 32"), REMEDY))
+            Err(block.wrong("group_size", "is neither -1, for whole rows, nor a positive multiple of 32", REMEDY))
         }
         size => Ok(columns_of(size)),
     }
+}
+
+/// The value of `key`, or of `format`, as transformers calls it, and which of the two it is.
+fn either<'a>(block: &mut Fields<'a>, key: &'static str) -> (&'static str, Option<&'a Value>) {
+    let (own, other) = (block.raw(key), block.raw("format"));
+    if own.is_some() { (key, own) } else { ("format", other) }
 }
 
 /// All matrices but those in the list `plain`.
@@ -71,17 +77,14 @@ pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
     let group = check_codes(&mut block)?;
     if block.optional("desc_act")?.unwrap_or(false) {
         let remedy = "choose a checkpoint that was quantised with desc_act = false";
-        return Err(block.wrong("desc_act", "is true: columns are in groups by an order of their own", remedy));
+        return Err(block.wrong("desc_act", "says that columns are in groups by an order of their own", remedy));
     }
     let symmetric = block.optional("sym")?.unwrap_or(true);
-    // transformers calls it `format`.
-    let format = block.raw("checkpoint_format").or(block.raw("format"));
+    let (key, format) = either(&mut block, "checkpoint_format");
     let one_above = match format.and_then(Value::as_str) {
         None | Some("gptq") => true,
         Some("gptq_v2") => false,
-        Some(format) => {
-            return Err(block.wrong("checkpoint_format", format!("is {format:?}, not gptq or gptq_v2"), REMEDY));
-        }
+        Some(_) => return Err(block.wrong(key, "is neither gptq nor gptq_v2", REMEDY)),
     };
     let scheme = Int4Scheme { one_above, group, ..Int4Scheme::new(Int4Layout::Gptq, symmetric) };
     block.must_be("lm_head", false)?;
@@ -99,13 +102,14 @@ pub(super) fn gptq(mut block: Fields<'_>) -> Result<PublishedCodes> {
 /// A checkpoint of AWQ (Lin et al. 2024) in the layout "gemm".
 pub(super) fn awq(mut block: Fields<'_>) -> Result<PublishedCodes> {
     let group = check_codes(&mut block)?;
-    // transformers calls it `format`, and writes GPTQ's keys too.
-    let version = block.raw("version").or(block.raw("format")).and_then(Value::as_str).unwrap_or("gemm");
+    let (key, version) = either(&mut block, "version");
+    let version = version.and_then(Value::as_str).unwrap_or("gemm");
+    // transformers writes GPTQ's keys too.
     block.must_be("desc_act", false)?;
     block.must_be("lm_head", false)?;
     if !version.eq_ignore_ascii_case("gemm") {
         let remedy = "choose a checkpoint whose version is gemm";
-        return Err(block.wrong("version", format!("is {version:?}, whose codes lie otherwise"), remedy));
+        return Err(block.wrong(key, "is not gemm: its codes are packed otherwise", remedy));
     }
     let points = block.optional("zero_point")?.unwrap_or(true);
     let scheme = Int4Scheme { group, ..Int4Scheme::new(Int4Layout::Awq, !points) };
