@@ -7,14 +7,14 @@
 // 8 or 11 bits that it came with is less than 2^-23 of that. Minima, 6-bit integers as well, are multiplied by the sums of x of their groups,
 // each in two f16 that have 22 bits of it, in one more product. What comes out is scaled in f32.
 // A cluster has tiles that follow each other, of two slices of 16 columns, and each of its blocks a part of the depth, of which x lies in
-// shared memory as the fragments of products, a phase at a time. What a block has of a phase, chunks of 256 elements of one tile after
-// another, is divided among its warps evenly, each of which has a ring of its own that runs on from one tile, phase and batch to the next.
+// shared memory as the fragments of products. What a block has of a batch, chunks of 256 elements of one tile after another, is divided
+// among its warps evenly, each of which has a ring of its own that runs on from one tile and batch to the next.
 // The sums of a warp's part of a tile are added up in the order of the depth, in shared memory, which holds a batch of tiles; then each block
 // of a cluster makes a part of the results.
 // A norm multiplies x by its gains as it comes, and results by the factor of their row, when squares of all the depth are known.
 // The order of sums is fixed by shapes alone: a row's result does not depend on the others.
-// Defines: D of x and results; ROWS, 8 or 16; DEPTH, a multiple of 256; CLUSTER, 1, 2 or 4; PHASES, each of PHASE chunks at most, and no fewer
-// than one; WARPS; STAGES of a ring; RING, the bytes of a warp's; BATCH; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and
+// Defines: D of x and results; ROWS, 8 or 16; DEPTH, a multiple of 256; CLUSTER, 1 or 2;
+// WARPS; STAGES of a ring; RING, the bytes of a warp's; BATCH; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and
 // FORMATS, which of them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, whether x
 // is normed on the way, 0 or 1, with NORM_TYPE, the dtype of gains; CACHED, 0 or 1, with CACHE, the dtype of a cache, PAGE, the tokens of one of
 // its blocks, DIM, a multiple of 32, and the defines of `angles.cuh`, PAIRS a multiple of 16.
@@ -105,14 +105,14 @@ template <class F> __device__ inline void multiply(
     }
 }
 
-// What a block has in shared memory: rings, x of a phase, the sums of the tiles of a batch and of each warp's first part, and for a norm the
+// What a block has in shared memory: rings, x, the sums of the tiles of a batch and of each warp's first part, and for a norm the
 // squares of rows, of all chunks and of each.
 struct Shared {
     u8* rings;
     Fragments x;
     float *sums, *squares;
     __device__ Shared(u8* at)
-        : rings(at), x(at + WARPS * RING), sums((float*)(at + WARPS * RING + PHASE * Fragments::CHUNK_BYTES)),
+        : rings(at), x(at + WARPS * RING), sums((float*)(at + WARPS * RING + OWN_CHUNKS * Fragments::CHUNK_BYTES)),
           squares(sums + (BATCH + WARPS) * SUMS) {}
 };
 
@@ -140,7 +140,7 @@ __device__ inline float sum_of_cluster(const float* at) {
 #endif
 }
 
-// The tiles begin .. end - 1 of the cluster. `ready` is called when weights are on their way, `prepare` where x of a phase is wanted, and
+// The tiles begin .. end - 1 of the cluster. `ready` is called when weights are on their way, `prepare` where x is wanted, and
 // `store` with the sums of both slices of a batch's tiles.
 template <class F, class Ready, class Prepare, class Store> __device__ inline void over_tiles(
     const Tiles& tiles, int rank, int begin, int end, const Shared& shared, Ready ready, Prepare prepare, Store store
@@ -154,48 +154,45 @@ template <class F, class Ready, class Prepare, class Store> __device__ inline vo
     ready();
     int stage = 0;
     for (int batch = begin; batch < end; batch += BATCH) {
-        for (int phase = 0; phase < PHASES; ++phase) {
-            prepare(phase);
-            const Depth depth(rank, phase);
-            const int all = min(BATCH, end - batch) * depth.count, first = part_of(all, warp), last = part_of(all, warp + 1);
-            int tile = batch + first / depth.count, chunk = first % depth.count;
-            // What another warp has begun has a place of its own.
-            bool apart = chunk > 0;
-            float total[SLICES][TILES][4] = {};
-            for (int i = first; i < last; ++i) {
-                copies_wait<STAGES - 2>();
-                __syncwarp();
-                ring.fetch();
-                multiply<F>(
-                    buffer + stage * R::BYTES, shared.x.of + chunk * GROUPS * TILES * 32, shared.x.sums + chunk * TILES * 32,
-                    shared.x.factors + chunk * ROWS, total
-                );
-                stage = stage == STAGES - 1 ? 0 : stage + 1;
-                if (++chunk < depth.count && i + 1 < last) continue;
-                float* to = shared.sums + (apart ? BATCH + warp : tile - batch) * SUMS;
-                const bool adds = phase > 0 && !apart;
+        prepare();
+        const Depth depth(rank);
+        const int all = min(BATCH, end - batch) * depth.count, first = part_of(all, warp), last = part_of(all, warp + 1);
+        int tile = batch + first / depth.count, chunk = first % depth.count;
+        // What another warp has begun has a place of its own.
+        bool apart = chunk > 0;
+        float total[SLICES][TILES][4] = {};
+        for (int i = first; i < last; ++i) {
+            copies_wait<STAGES - 2>();
+            __syncwarp();
+            ring.fetch();
+            multiply<F>(
+                buffer + stage * R::BYTES, shared.x.of + chunk * GROUPS * TILES * 32, shared.x.sums + chunk * TILES * 32,
+                shared.x.factors + chunk * ROWS, total
+            );
+            stage = stage == STAGES - 1 ? 0 : stage + 1;
+            if (++chunk < depth.count && i + 1 < last) continue;
+            float* to = shared.sums + (apart ? BATCH + warp : tile - batch) * SUMS;
 #pragma unroll
-                for (int s = 0; s < SLICES; ++s)
+            for (int s = 0; s < SLICES; ++s)
 #pragma unroll
-                    for (int y = 0; y < TILES; ++y)
+                for (int y = 0; y < TILES; ++y)
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            float& at = to[(s * ROWS + y * 8 + quarter * 2 + (e & 1)) * LINE + row + 8 * (e >> 1)];
-                            at = adds ? at + total[s][y][e] : total[s][y][e];
-                            total[s][y][e] = 0.0f;
-                        }
-                apart = false;
-                chunk = 0;
-                ++tile;
-            }
-            __syncthreads();
+                    for (int e = 0; e < 4; ++e) {
+                        float& at = to[(s * ROWS + y * 8 + quarter * 2 + (e & 1)) * LINE + row + 8 * (e >> 1)];
+                        at = total[s][y][e];
+                        total[s][y][e] = 0.0f;
+                    }
+            apart = false;
+            chunk = 0;
+            ++tile;
+        }
+        __syncthreads();
 #pragma unroll 1
-            for (int w = 1; w < WARPS; ++w) {
-                const int of_w = part_of(all, w);
-                if (of_w % depth.count == 0 || of_w >= part_of(all, w + 1)) continue;
-                float *to = shared.sums + of_w / depth.count * SUMS, *from = shared.sums + (BATCH + w) * SUMS;
-                for (int e = threadIdx.x; e < SUMS; e += WARPS * 32) to[e] += from[e];
-            }
+        for (int w = 1; w < WARPS; ++w) {
+            const int of_w = part_of(all, w);
+            if (of_w % depth.count == 0 || of_w >= part_of(all, w + 1)) continue;
+            float *to = shared.sums + of_w / depth.count * SUMS, *from = shared.sums + (BATCH + w) * SUMS;
+            for (int e = threadIdx.x; e < SUMS; e += WARPS * 32) to[e] += from[e];
         }
         meet_cluster();
         store(batch, min(BATCH, end - batch));
@@ -224,21 +221,20 @@ __launch_bounds__(WARPS * 32, 1) void linear_blocks_rows(
         others_may_begin();
         after_others();
     };
-    int resident = -1;
-    auto prepare = [&](int phase) {
-        if (phase == resident) return;
+    bool prepared = false;
+    auto prepare = [&] {
+        if (prepared) return;
+        prepared = true;
         __syncthreads();
         Fragments fragments = shared.x;
-        const Depth depth(rank, phase);
-        const int before = depth.first - Depth(rank, 0).first;
-        fragments.stage(x, gain, rows, depth, shared.squares + (1 + before) * ROWS);
-        resident = phase;
+        const Depth depth(rank);
+        fragments.stage(x, gain, rows, depth, shared.squares + ROWS);
         __syncthreads();
 #if NORM
         // Others read this behind the barrier before results.
-        if (threadIdx.x < ROWS && phase == PHASES - 1) {
+        if (threadIdx.x < ROWS) {
             float sum = 0.0f;
-            for (int i = 0; i < before + depth.count; ++i) sum += shared.squares[(1 + i) * ROWS + threadIdx.x];
+            for (int i = 0; i < depth.count; ++i) sum += shared.squares[(1 + i) * ROWS + threadIdx.x];
             shared.squares[threadIdx.x] = sum;
         }
 #endif

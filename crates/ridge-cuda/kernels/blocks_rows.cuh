@@ -60,25 +60,21 @@ struct Tiles {
     }
 };
 
-// Chunks of the depth: all that a block has, and those of a phase.
+// Chunks of the depth that a block has.
 struct Depth {
     int first, count;
-    __device__ Depth(int rank, int phase) {
-        const int begin = CHUNKS * rank / CLUSTER, all = CHUNKS * (rank + 1) / CLUSTER - begin;
-        first = begin + all * phase / PHASES;
-        count = begin + all * (phase + 1) / PHASES - first;
-    }
+    __device__ explicit Depth(int rank) : first(CHUNKS * rank / CLUSTER), count(CHUNKS * (rank + 1) / CLUSTER - first) {}
 };
 
-// The part of a phase that warp `warp` has, of so many chunks.
+// Where the part of warp `warp` begins, of so many chunks.
 __device__ inline int part_of(int chunks, int warp) { return chunks * warp / WARPS; }
 
-// Copies of a warp's chunks into its ring: tiles begin .. end - 1, batch by batch and phase by phase.
+// Copies of a warp's chunks into its ring: tiles begin .. end - 1, batch by batch.
 template <class F> struct Ring {
     typedef Column<F> C;
     static const int SLICE_BYTES = 16 * C::STRIDE, BYTES = SLICES * SLICE_BYTES, COPIES = (16 * C::PIECES + 31) / 32;
     const Tiles& tiles;
-    int rank, batch, end, phase, tile, chunk, left, stage;
+    int rank, batch, end, tile, chunk, left, stage;
     u32 to;
     // Of each copy of this lane: how far it is behind the first column's chunk, and where it goes.
     u32 behind[COPIES], place[COPIES];
@@ -86,7 +82,7 @@ template <class F> struct Ring {
     int columns[SLICES];
 
     __device__ Ring(const Tiles& tiles, int rank, int begin, int end, u8* ring)
-        : tiles(tiles), rank(rank), batch(begin), end(end), phase(0), stage(0), to(shared_address(ring)) {
+        : tiles(tiles), rank(rank), batch(begin), end(end), stage(0), to(shared_address(ring)) {
 #pragma unroll
         for (int j = 0; j < COPIES; ++j) {
             const u32 i = (threadIdx.x & 31) + 32 * j, c = i / C::PIECES, within = i % C::PIECES * 16;
@@ -95,11 +91,11 @@ template <class F> struct Ring {
         }
         enter();
     }
-    // The first phase from this one on of which the warp has a part.
+    // The first batch from this one on of which the warp has a part.
     __device__ void enter() {
         const int warp = threadIdx.x >> 5;
-        while (batch < end) {
-            const Depth depth(rank, phase);
+        for (; batch < end; batch += BATCH) {
+            const Depth depth(rank);
             const int all = min(BATCH, end - batch) * depth.count, first = part_of(all, warp);
             left = part_of(all, warp + 1) - first;
             if (left > 0) {
@@ -108,13 +104,7 @@ template <class F> struct Ring {
                 look();
                 return;
             }
-            turn();
         }
-    }
-    __device__ void turn() {
-        if (++phase < PHASES) return;
-        phase = 0;
-        batch += BATCH;
     }
     __device__ void look() {
         const Tile t = tiles.at(tile);
@@ -134,9 +124,9 @@ template <class F> struct Ring {
                 for (int j = 0; j < COPIES; ++j)
                     if ((int)(threadIdx.x & 31) + 32 * j < columns[s] * C::PIECES) stream_async(base + place[j], first + behind[j], true);
             }
-            const Depth depth(rank, phase);
+            const Depth depth(rank);
             if (--left == 0) {
-                turn();
+                batch += BATCH;
                 enter();
             } else if (++chunk == depth.first + depth.count) {
                 chunk = depth.first;
@@ -149,7 +139,7 @@ template <class F> struct Ring {
     }
 };
 
-// x of a phase: of each chunk and tile of 8 rows the fragments of groups, a lane's four words together, and those of the sums of groups; then of
+// x of a block: of each chunk and tile of 8 rows the fragments of groups, a lane's four words together, and those of the sums of groups; then of
 // each chunk and row what its scaled elements are multiplied by to be x, those together that a quarter of lanes has.
 struct Fragments {
     static const int CHUNK_BYTES = TILES * (GROUPS * 512 + 256) + ROWS * 4;
@@ -157,7 +147,7 @@ struct Fragments {
     uint2* sums;
     float* factors;
     __device__ Fragments(u8* at)
-        : of((uint4*)at), sums((uint2*)(at + PHASE * TILES * GROUPS * 512)), factors((float*)(at + PHASE * TILES * (GROUPS * 512 + 256))) {}
+        : of((uint4*)at), sums((uint2*)(at + OWN_CHUNKS * TILES * GROUPS * 512)), factors((float*)(at + OWN_CHUNKS * TILES * (GROUPS * 512 + 256))) {}
 
     // Volatile, so that it stays behind the wait for the launch ahead.
     __device__ static uint2 load(const D::Raw* at) {

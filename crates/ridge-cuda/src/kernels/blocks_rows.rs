@@ -38,10 +38,9 @@ const LEAST_TILES: usize = 3;
 
 /// How blocks divide the work.
 struct Division {
-    /// `ROWS`, `CLUSTER`, `PHASE`, `STAGES`, `RING` and `BATCH` of the text.
+    /// `ROWS`, `CLUSTER`, `STAGES`, `RING` and `BATCH` of the text.
     rows: usize,
     cluster: usize,
-    phase: usize,
     stages: usize,
     ring: usize,
     batch: usize,
@@ -56,20 +55,20 @@ impl Division {
         let chunks = depth / CHUNK;
         // As `SUMS` and `Fragments` of the text.
         let sums = SLICES * rows * 20 * 4;
-        let of_phase = |phase: usize| phase * (rows / 8 * (CHUNK / 32 * 512 + 256) + rows * 4);
+        let of_x = rows / 8 * (CHUNK / 32 * 512 + 256) + rows * 4;
         let cluster = CLUSTER.min(chunks);
         let tiles = tiles.div_ceil(PROCESSORS / cluster);
         // x stays: reading it in turns for each batch loses what is gained.
-        let phase = chunks.div_ceil(cluster);
-        let squares = if normed { (phase + 1) * rows * 4 } else { 0 };
+        let own = chunks.div_ceil(cluster);
+        let squares = if normed { (own + 1) * rows * 4 } else { 0 };
         let with = |stages: usize| {
             let ring = formats.distinct().map(|f| SLICES * stages * f.stage_bytes()).max()?;
-            let before = WARPS * ring + of_phase(phase) + squares;
+            let before = WARPS * ring + own * of_x + squares;
             let room = (ROOM.checked_sub(before)? / sums).checked_sub(WARPS)?;
             // Batches of as many tiles each.
             let batch = tiles.div_ceil(tiles.div_ceil(room.max(1)));
             let shared = before + (WARPS + batch) * sums;
-            (room >= tiles.min(ENOUGH_TILES)).then_some(Self { rows, cluster, phase, stages, ring, batch, shared })
+            (room >= tiles.min(ENOUGH_TILES)).then_some(Self { rows, cluster, stages, ring, batch, shared })
         };
         if tiles < LEAST_TILES { None } else { STAGES.into_iter().find_map(with) }
     }
@@ -99,9 +98,9 @@ fn division(linears: &LinearCall<'_>, formats: &Formats) -> Option<Division> {
 pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<CudaKernel, String> {
     let gated = linears.after == LinearEpilogue::Swiglu;
     let division = division(linears, formats).ok_or("there are no blocks for these rows, columns and formats")?;
-    let Division { rows, cluster, phase, stages, ring, batch, shared } = division;
-    let [rows, of_cluster, phase, stages, ring, batch, warps, depth, count] =
-        [rows, cluster, phase, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
+    let Division { rows, cluster, stages, ring, batch, shared } = division;
+    let [rows, of_cluster, stages, ring, batch, warps, depth, count] =
+        [rows, cluster, stages, ring, batch, WARPS, linears.depth, linears.count].map(|n| n.to_string());
     let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
     let caches = linears.after == LinearEpilogue::Cache;
     let of_cache = if caches { cache_epilogue::defines(linears.spec) } else { Vec::new() };
@@ -110,8 +109,6 @@ pub(super) fn linear(linears: &LinearCall<'_>, formats: &Formats) -> Result<Cuda
         ("ROWS", &*rows),
         ("DEPTH", &*depth),
         ("CLUSTER", &*of_cluster),
-        ("PHASES", "1"),
-        ("PHASE", &*phase),
         ("WARPS", &*warps),
         ("STAGES", &*stages),
         ("RING", &*ring),
