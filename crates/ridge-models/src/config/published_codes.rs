@@ -105,31 +105,50 @@ fn patterns(entry: &str) -> Vec<String> {
     alternatives(&names).into_iter().map(ended).collect()
 }
 
+/// Names that an expression may stand for, and steps to find them, at most: published ones need a few.
+const MOST_NAMES: usize = 64;
+const MOST_STEPS: usize = 1024;
+
 /// The names that an expression with groups of alternatives and classes of listed characters stands for. What else brackets hold,
-/// and what is repeated, stands for any characters.
+/// and what is repeated, stands for any characters, and so does all behind the first bracket where there are too many names.
 fn alternatives(expression: &str) -> Vec<String> {
-    let whole = || vec![expression.to_owned()];
-    let Some(open) = expression.find(['(', '[']) else { return whole() };
+    let (mut names, mut left) = (Vec::new(), vec![expression.to_owned()]);
+    for _ in 0..MOST_STEPS {
+        let Some(next) = left.pop() else { return names };
+        match choices(&next) {
+            Some(choices) => left.extend(choices.into_iter().rev()),
+            None => names.push(next),
+        }
+        if names.len() + left.len() > MOST_NAMES {
+            break;
+        }
+    }
+    let before = expression.find(['(', '[']).unwrap_or(expression.len());
+    vec![format!("{}*", &expression[..before])]
+}
+
+/// The expression with each of the choices of its first bracket in the place of that, if there is one.
+fn choices(expression: &str) -> Option<Vec<String>> {
+    let open = expression.find(['(', '['])?;
     let closing = if expression[open..].starts_with('(') { ')' } else { ']' };
     let mut depth = 0_usize;
-    let close = expression[open..].char_indices().find(|(_, c)| {
+    let (length, _) = expression[open..].char_indices().find(|(_, c)| {
         match c {
             '(' if closing == ')' => depth += 1,
             ')' if closing == ')' => depth -= 1,
             _ => {}
         }
         *c == closing && depth == 0
-    });
-    let Some((length, _)) = close else { return whole() };
+    })?;
     let (before, inner) = (&expression[..open], &expression[open + 1..open + length]);
     let rest = &expression[open + length + 1..];
     let choices = match rest.chars().next() {
-        Some(c @ ('+' | '*' | '?')) => return alternatives(&format!("{before}*{}", &rest[c.len_utf8()..])),
+        Some(c @ ('+' | '*' | '?')) => return Some(vec![format!("{before}*{}", &rest[c.len_utf8()..])]),
         _ if closing == ')' => split_at_depth_0(inner.strip_prefix("?:").unwrap_or(inner)),
         _ if inner.contains(['-', '^', '\\']) => vec!["*".to_owned()],
         _ => inner.chars().map(String::from).collect(),
     };
-    choices.iter().flat_map(|choice| alternatives(&format!("{before}{choice}{rest}"))).collect()
+    Some(choices.iter().map(|choice| format!("{before}{choice}{rest}")).collect())
 }
 
 /// The parts between the `|` that stand in no group.
@@ -205,6 +224,17 @@ mod tests {
         let alone = PublishedCodes::new(vec![experts], []);
         assert_eq!(named(&alone, "self_attn.q_proj", None), Some("f8e4m3_b128"));
         assert_eq!(named(&alone, "self_attn.v_proj", None), None);
+    }
+
+    #[test]
+    fn an_expression_of_too_many_names_stands_for_any_behind_its_beginning() {
+        assert_eq!(patterns("re:a(b|c)[de]$"), ["abd$", "abe$", "acd$", "ace$"]);
+        assert_eq!(patterns("re:a(b|(c|d))"), ["ab*", "ac*", "ad*"]);
+        let many = format!("re:x{}$", "(a|b)".repeat(50));
+        let deep = format!("re:x{}a{}", "(".repeat(100_000), ")".repeat(100_000));
+        for expression in [many, deep] {
+            assert_eq!(patterns(&expression), ["x*"]);
+        }
     }
 
     #[test]
