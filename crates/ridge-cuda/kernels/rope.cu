@@ -13,6 +13,14 @@
 
 // Elements at .. at + WIDE of a head.
 __device__ inline void elements_of(Head head, int at, float (&to)[WIDE]) {
+#if LATENT
+    if (at < 2 * PAIRS) {
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) to[i] = head[at + i];
+        return;
+    }
+    at -= 2 * PAIRS;
+#endif
     const Elements<D, WIDE> x = elements_at<D, WIDE>(head.x + at);
 #if NORM
     const Elements<NORM_TYPE, WIDE> gain = elements_at<NORM_TYPE, WIDE>(head.gain + at);
@@ -51,14 +59,20 @@ template <class Put> __device__ inline void rotate_unit(Head head, int unit, con
 }
 
 #if NORM
+// Elements of a head that are normed.
+#if LATENT
+#define NORMED (DIM - 2 * PAIRS)
+#else
+#define NORMED DIM
+#endif
 // The factors of heads first .. end of the token at `x`, a warp each; given to all.
 __device__ inline void units_of(const D::Raw* x, int first, int end, float eps, float* unit) {
     const int lane = threadIdx.x & 31;
     for (int head = first + (threadIdx.x >> 5); head < end; head += blockDim.x >> 5) {
         float square = 0.0f;
-        for (int e = lane; e < DIM; e += 32) square += D::load(x[head * DIM + e]) * D::load(x[head * DIM + e]);
+        for (int e = lane; e < NORMED; e += 32) square += D::load(x[head * DIM + e]) * D::load(x[head * DIM + e]);
         for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
-        if (lane == 0) unit[head - first] = op_rsqrt(square / (float)DIM + eps);
+        if (lane == 0) unit[head - first] = op_rsqrt(square / (float)NORMED + eps);
     }
     __syncthreads();
 }
