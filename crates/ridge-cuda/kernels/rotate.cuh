@@ -4,8 +4,13 @@
 // ahead of it, with INTERLEAVED, 1 where neighbours are pairs.
 
 #if PAIRS
-__device__ inline void angles(int position, float* cosine, float* sine) {
+// Those of a position; the block must meet before it takes them.
+__device__ inline void angles_ahead(int position, float* cosine, float* sine) {
     for (int i = threadIdx.x; i < PAIRS; i += blockDim.x) angle_of(position, i, cosine[i], sine[i]);
+}
+
+__device__ inline void angles(int position, float* cosine, float* sine) {
+    angles_ahead(position, cosine, sine);
     __syncthreads();
 }
 #endif

@@ -144,6 +144,8 @@ pub(super) struct AttentionCall<'a> {
     cache: DType,
     /// Has the cache scales of its rows?
     coded: bool,
+    /// The dtype of scores without values, if there are such.
+    sink: DType,
     dtype: DType,
 }
 
@@ -158,6 +160,7 @@ impl AttentionCall<'_> {
             ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
             ("SINKS", u8::from(self.op.sinks).to_string()),
+            ("SINK", name(self.sink).into()),
             ("CODED", u8::from(self.coded).to_string()),
             ("CODE", name(self.cache).into()),
             ("SELECTED", self.selected.unwrap_or(0).to_string()),
@@ -465,6 +468,7 @@ impl<'a> AttentionCall<'a> {
             block: *block,
             cache: kv.dtype,
             coded,
+            sink: if op.sinks { spec.inputs[first + 4 + usize::from(coded)].dtype } else { DType::F32 },
             dtype: q.dtype,
         })
     }

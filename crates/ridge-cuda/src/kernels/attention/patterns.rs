@@ -25,7 +25,7 @@ pub(in crate::kernels) fn entries() -> Vec<CudaKernelEntry> {
         entries.push(entry.where_it_pays(LatentQueries::are_few).numerics_by_extents());
     }
     for (codes, scales) in [("", ""), ("_codes", ", scales")] {
-        for (of_sinks, sinks) in [("", ""), ("_sinks", ", sinks")] {
+        for (of_sinks, sinks) in [("", ""), ("_sinks", ", cast(sinks)?")] {
             for (of_prompts, prompts) in [("", ""), ("_prompts", ", prompt_lengths")] {
                 for (query, q, kv) in queries {
                     let pattern =
