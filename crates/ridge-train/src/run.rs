@@ -12,6 +12,7 @@ use crate::checkpoint::{self, CheckpointWriter, SavedState};
 use crate::error::{Result, TrainError, io_error};
 use crate::export::{check_writable, export};
 use crate::guard::Refusal;
+use crate::loading::initial_source;
 use crate::log::{Logs, RunEnded, StepReport, TrainEvent};
 use crate::prepare::Prepared;
 use crate::settings::{Guard, Settings};
@@ -77,6 +78,10 @@ fn begin(
 ) -> Result<Begun> {
     let (saved, mut notes) = resumed(&settings, stop)?;
     let mut prepared = Prepared::new(settings, stop)?;
+    if saved.is_none() {
+        // Before anything is compiled.
+        initial_source(&prepared)?;
+    }
     prepared.step.fit(&backend, stop)?;
     let programs = Arc::new(ProgramCache::new(backend));
     notes.extend(prepared.step.admit(&programs, free(), stop)?);

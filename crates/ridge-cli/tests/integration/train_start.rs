@@ -147,3 +147,27 @@ fn a_run_that_continues_is_stopped_before_its_first_step_as_well() {
     assert_eq!((ran.code, &*ran.stderr), (0, "stopped before the first step; nothing was saved\n"));
     assert_eq!(files(), before);
 }
+
+#[test]
+fn quantised_weights_are_refused_with_a_conversion_that_works_and_without_a_trace() {
+    let folder = folder(2, 0);
+    let (model, file, plain) = (
+        crate::common::repository().join("models/stories260K").display().to_string(),
+        folder.file("q8.gguf").display().to_string(),
+        folder.file("plain").display().to_string(),
+    );
+    assert_eq!(ridge(&["quantize", &model, &file, "--format", "q8_0"]).code, 0);
+    folder.edit("run.toml", |text| {
+        let kept = text.lines().filter(|line| !line.starts_with("config =") && !line.starts_with("vocabulary ="));
+        kept.map(|line| format!("{line}\n")).collect()
+    });
+    let train = |from: &str| ridge(&["train", &run_file(&folder), "-t", "1", "--model.from", from]);
+    let refused = train(&file);
+    let says = format!("is quantised; convert it to a folder of plain weights with `ridge convert {file} FOLDER`");
+    assert!(refused.code == 1 && refused.stderr.contains(&says), "{}", refused.stderr);
+    assert!(!folder.file("run").exists());
+    let converted = ridge(&["convert", &file, &plain]);
+    assert_eq!(converted.code, 0, "{}", converted.stderr);
+    let trained = train(&plain);
+    assert_eq!(trained.code, 0, "{}", trained.stderr);
+}
