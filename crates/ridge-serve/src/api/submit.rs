@@ -84,7 +84,8 @@ pub(super) async fn submit(
         let first = choices.len();
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
-            let choice = AnswerChoice::new(tokenizer, prompt, &common.stops, apart(), speller)?;
+            let stops = (common.stops.as_slice(), common.min_tokens);
+            let choice = AnswerChoice::new(tokenizer, prompt, stops, apart(), speller)?;
             let tells = common.sampling.logprobs.is_some();
             choices.push(if tells { choice.with_logprobs(tokenizer, prompt, told)? } else { choice });
         }
