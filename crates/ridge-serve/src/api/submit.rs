@@ -136,7 +136,9 @@ fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
 fn named(error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
-        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => error.of_param(&asked.param),
+        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => {
+            asked.explained().unwrap_or_else(|| error.of_param(&asked.param))
+        }
         _ => error,
     }
 }
