@@ -373,8 +373,7 @@ impl ModelFiles {
         for name in COPIED {
             copy(&from.join(name), &folder.join(name))?;
         }
-        let templates = from.join(CHAT_TEMPLATE_FOLDER);
-        if let Ok(entries) = templates.read_dir() {
+        if let Ok(entries) = from.join(CHAT_TEMPLATE_FOLDER).read_dir() {
             let to = folder.join(CHAT_TEMPLATE_FOLDER);
             let failed = |cause| FilesError::Io { path: to.clone(), action: "make the folder", cause };
             std::fs::create_dir_all(&to).map_err(failed)?;

@@ -24,7 +24,7 @@ Examples:
   ridge convert DIR model.gguf               a file for llama.cpp
   ridge convert DIR model.gguf --dtype bf16  the same with bf16 matrices
   ridge convert model.gguf DIR               a folder for transformers
-  ridge convert GPTQ PLAIN --dtype bf16      a folder of quantised weights as plain ones, such as to train on
+  ridge convert GPTQ PLAIN --dtype bf16      quantised weights as plain ones
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct ConvertArgs {

@@ -171,3 +171,21 @@ fn quantised_weights_are_refused_with_a_conversion_that_works_and_without_a_trac
     let trained = train(&plain);
     assert_eq!(trained.code, 0, "{}", trained.stderr);
 }
+
+#[test]
+fn a_run_that_fails_before_its_first_step_leaves_no_empty_folder() {
+    let (folder, model) = (folder(2, 0), Folder::stories());
+    folder.edit("run.toml", |text| {
+        let kept = text.lines().filter(|line| !line.starts_with("config =") && !line.starts_with("vocabulary ="));
+        kept.map(|line| format!("{line}\n")).collect()
+    });
+    let mut weights = std::fs::read(model.file("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    weights[8 + header..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    model.write("model.safetensors", weights);
+    let within = folder.file("a/b/run").display().to_string();
+    let args = ["train", &run_file(&folder), "-t", "1", "--model.from", model.path(), "--checkpoint.folder", &within];
+    let refused = ridge(&args);
+    assert!(refused.code == 1 && refused.stderr.contains("holds NaN at element 0"), "{}", refused.stderr);
+    assert!(!folder.file("a").exists());
+}
