@@ -268,17 +268,22 @@ impl LoadObserver for LoadProgress {
         if !self.notes {
             return;
         }
-        note(&match about {
-            LoadNote::LeftOut { format, matrices, of, example, why } => {
-                format!("--format {format} does not convert {matrices} of {of} matrices, such as {example}: {why}")
-            }
-            LoadNote::Unused { tensors, example } => {
-                format!("the model does not use {} of the checkpoint, such as {example}", count(tensors, "tensor"))
-            }
-            LoadNote::OnHost { tensors, bytes, of } => {
-                format!("{bytes} of {of} of weights ({}) stay in host memory (--gpu-memory)", count(tensors, "tensor"))
-            }
-        });
+        note(&load_note(&about));
+    }
+}
+
+/// What is said of what may be unexpected about a model that is loaded.
+pub(crate) fn load_note(about: &LoadNote) -> String {
+    match about {
+        LoadNote::LeftOut { format, matrices, of, example, why } => {
+            format!("--format {format} does not convert {matrices} of {of} matrices, such as {example}: {why}")
+        }
+        LoadNote::Unused { tensors, example } => {
+            format!("the model does not use {} of the checkpoint, such as {example}", count(*tensors, "tensor"))
+        }
+        LoadNote::OnHost { tensors, bytes, of } => {
+            format!("{bytes} of {of} of weights ({}) stay in host memory (--gpu-memory)", count(*tensors, "tensor"))
+        }
     }
 }
 

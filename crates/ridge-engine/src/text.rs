@@ -12,6 +12,10 @@ const PROMPT_END: usize = 64;
 pub struct TextStream {
     decoder: StreamDecoder,
     stops: Vec<String>,
+    /// Tokens within which no stop string ends the text.
+    min_tokens: usize,
+    /// Tokens of the answer so far.
+    tokens: usize,
     held: String,
     /// Which of `stops` was met.
     stopped: Option<usize>,
@@ -30,7 +34,14 @@ impl TextStream {
 
     fn of(decoder: StreamDecoder, stops: &[String]) -> Self {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { decoder, stops, held: String::new(), stopped: None }
+        Self { decoder, stops, min_tokens: 0, tokens: 0, held: String::new(), stopped: None }
+    }
+
+    /// The same, which ends only before a stop string that a token behind the first `tokens` completes.
+    #[must_use]
+    pub fn with_min_tokens(mut self, tokens: usize) -> Self {
+        self.min_tokens = tokens;
+        self
     }
 
     /// Takes the tokens of a prompt, whose text is not given: they decide whether the first token of the answer keeps
@@ -52,6 +63,7 @@ impl TextStream {
     /// When the tokenizer cannot decode it.
     pub fn push(&mut self, id: u32) -> Result<String> {
         let text = self.decoder.push(id)?;
+        self.tokens += 1;
         Ok(self.release(&text))
     }
 
@@ -83,7 +95,10 @@ impl TextStream {
             return String::new();
         }
         self.held.push_str(text);
-        let met = self.stops.iter().enumerate().filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)));
+        // Of a stop string that is complete too early, less than the whole stays in `held`.
+        let early = self.min_tokens > 0 && self.tokens <= self.min_tokens;
+        let stops = self.stops.iter().enumerate().filter(|_| !early);
+        let met = stops.filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)));
         if let Some((at, which)) = met.min() {
             self.stopped = Some(which);
             self.held.truncate(at);
@@ -133,6 +148,25 @@ mod tests {
         let mut text: String = answer.iter().map(|id| s.push(*id).unwrap()).collect();
         text += &s.finish().unwrap();
         assert_eq!(text, " park. It was");
+    }
+
+    #[test]
+    fn stop_strings_that_are_complete_before_the_minimum_end_nothing() {
+        let tokenizer = ridge_models::ModelFiles::open(None).and_then(|f| f.tokenizer()).unwrap();
+        let ids = tokenizer.encode("the park, the park, the park", false).unwrap();
+        let length = |text: &str| tokenizer.encode(text, false).unwrap().len();
+        let up_to_stop = |min_tokens: usize| {
+            let mut s = TextStream::new(&tokenizer, &["park".to_owned()]).with_min_tokens(min_tokens);
+            let mut text: String = ids.iter().map(|id| s.push(*id).unwrap()).collect();
+            text += &s.finish().unwrap();
+            (text.trim().to_owned(), s.stopped())
+        };
+        let first = length("the park");
+        assert_eq!(up_to_stop(0), ("the".to_owned(), true));
+        // One token more is needed than there are.
+        assert_eq!(up_to_stop(first - 1), ("the".to_owned(), true));
+        assert_eq!(up_to_stop(first), ("the park, the".to_owned(), true));
+        assert_eq!(up_to_stop(ids.len()), ("the park, the park, the park".to_owned(), false));
     }
 
     #[test]

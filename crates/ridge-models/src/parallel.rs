@@ -70,9 +70,14 @@ pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<i
 }
 
 /// Where [`tensor_parallel`] has an argument of a model of any family that Ridge knows, over any number of ranks that divides
-/// the model; for `ridge_graph::shard::placements`.
+/// the model; for `ridge_graph::shard::placements`. The cache of a single head of keys and values is whole on each.
 pub fn placement(arg: &Arg) -> Placement {
-    place(arg, 1, true)
+    match place(arg, 1, true) {
+        Placement::Shard { dim, .. } if cut(&arg.name) == Some(Cut::Cache) && arg.ty.shape.0[dim].is_one() => {
+            Placement::Replicate
+        }
+        place => place,
+    }
 }
 
 fn place(arg: &Arg, head_dim: usize, cut_head: bool) -> Placement {

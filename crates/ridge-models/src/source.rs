@@ -48,6 +48,19 @@ const PREPROCESSOR_CONFIG: &str = "preprocessor_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
 const LEGACY_CHAT_TEMPLATE: &str = "chat_template.json";
+/// Files that a converted model has as they are; the last ones are the tokenizer in older layouts.
+const COPIED: [&str; 10] = [
+    GENERATION_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    CHAT_TEMPLATE,
+    LEGACY_CHAT_TEMPLATE,
+    "added_tokens.json",
+    "merges.txt",
+    "tokenizer.model",
+    "vocab.json",
+];
 
 impl ModelFiles {
     /// Opens the model in `folder`: a folder in the layout of Hugging Face, a GGUF file, or the name of a model that was
@@ -346,6 +359,31 @@ impl ModelFiles {
         Ok(set.with_files(files))
     }
 
+    /// Copies the files beside weights and configuration to `folder`: tokenizer, chat templates and settings of generation.
+    ///
+    /// # Errors
+    ///
+    /// [`FilesError::Io`] if one of them cannot be read or written.
+    pub(crate) fn copy_texts(&self, folder: &Path) -> Result<()> {
+        let Origin::Folder(from) = &self.origin else { return Ok(()) };
+        let copy = |from: &Path, to: &Path| {
+            let failed = |cause| FilesError::Io { path: from.to_owned(), action: "copy the file", cause };
+            if from.is_file() { std::fs::copy(from, to).map(|_| ()).map_err(failed) } else { Ok(()) }
+        };
+        for name in COPIED {
+            copy(&from.join(name), &folder.join(name))?;
+        }
+        if let Ok(entries) = from.join(CHAT_TEMPLATE_FOLDER).read_dir() {
+            let to = folder.join(CHAT_TEMPLATE_FOLDER);
+            let failed = |cause| FilesError::Io { path: to.clone(), action: "make the folder", cause };
+            std::fs::create_dir_all(&to).map_err(failed)?;
+            for entry in entries.flatten() {
+                copy(&entry.path(), &to.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A file of the model that need not be there.
     pub(crate) fn optional_text(&self, name: &str, action: &'static str) -> Result<Option<String>> {
         match &self.origin {
@@ -363,6 +401,11 @@ impl ModelFiles {
             },
             Origin::Config(_) => Ok(None),
         }
+    }
+
+    /// What errors call the file that holds the configuration.
+    pub fn config_name(&self) -> String {
+        self.file(CONFIG)
     }
 
     /// What errors call the file `name` of this model.

@@ -34,6 +34,9 @@ pub enum PlanError {
     /// The configuration of the model.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// How the model's weights are stored.
+    #[error("{0}; with --weights FORMAT the model is planned in another format")]
+    Storage(Box<ModelError>),
     /// A mistake of ours.
     #[error("the model's graph cannot be read: {0}; please report it with the config.json")]
     Graph(String),

@@ -173,7 +173,8 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Reads the config.json `text`, of a family that Ridge runs or one that it plans. `file` names it in errors.
+    /// Reads the config.json `text`, of a family that Ridge runs or one that it plans. `file` names it in errors. How the published
+    /// weights are quantised is not read: [`Quantisation`](crate::ledger::Quantisation) has it, and a plan may store them otherwise.
     ///
     /// # Errors
     /// [`PlanError::Model`] with what is wrong in it.
@@ -201,7 +202,7 @@ impl Reading {
             PlanError::setting("--software", "ridge", format!("does not train this family: {why}"), remedy)
         };
         let mut reading = Self::from_json(file, text)?;
-        let training = ModelConfig::from_json(file, text)?.build_training(&options(DType::BF16));
+        let training = ModelConfig::unquantised(file, text)?.build_training(&options(DType::BF16));
         let training = training.map_err(|error| refused(error.to_string()))?;
         let mut saved = own::saved_by_gradient(training.graph).map_err(|error| refused(error.to_string()))?;
         for kind in &mut reading.kinds {
@@ -288,7 +289,7 @@ fn build(file: &str, text: &str, cache: DType) -> Result<Model, PlanError> {
     let options = options(cache);
     let model = match PlannedConfig::plans(file, text)? {
         true => PlannedConfig::from_json(file, text)?.build(&options),
-        false => ModelConfig::from_json(file, text)?.build(&options),
+        false => ModelConfig::unquantised(file, text)?.build(&options),
     };
     model.map_err(|e| PlanError::Graph(e.to_string()))
 }

@@ -162,11 +162,12 @@ pub(crate) struct AnswerChoice {
 }
 
 impl AnswerChoice {
-    /// A choice for `prompt`.
+    /// A choice for `prompt`, which ends before one of `stops` that is complete behind the first tokens, as many as the number
+    /// beside them says.
     pub(crate) fn new(
         tokenizer: Option<&Tokenizer>,
         prompt: &[u32],
-        stops: &[String],
+        (stops, min_tokens): (&[String], usize),
         apart: OutputParsing,
         speller: Speller,
     ) -> ApiResult<Self> {
@@ -175,7 +176,7 @@ impl AnswerChoice {
         let text = match tokenizer {
             Some(tokenizer) => {
                 let new = if marks { TextStream::with_special } else { TextStream::new };
-                let mut stream = new(tokenizer, stops);
+                let mut stream = new(tokenizer, stops).with_min_tokens(min_tokens);
                 stream.skip(prompt)?;
                 Text::Stream(Box::new(stream))
             }
@@ -348,7 +349,7 @@ mod tests {
     fn choice(stops: &[&str], apart: OutputParsing) -> AnswerChoice {
         let tokenizer = tokenizer();
         let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
-        AnswerChoice::new(Some(&tokenizer), &[1], &stops, apart, Speller::new(Some(&tokenizer))).unwrap()
+        AnswerChoice::new(Some(&tokenizer), &[1], (&stops, 0), apart, Speller::new(Some(&tokenizer))).unwrap()
     }
 
     fn said(choice: &mut AnswerChoice, text: &str) -> (String, Vec<ToolOutputPart>, Option<Ending>) {

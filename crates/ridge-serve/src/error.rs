@@ -141,6 +141,7 @@ impl IntoResponse for ApiError {
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         match error {
+            EngineError::Setting { name, value, why } if value.is_empty() => Self::param(name, why),
             EngineError::Setting { name, value, why } => Self::param(name, format!("{value}: {why}")),
             EngineError::EmptyPrompt | EngineError::UnknownToken { .. } => Self::param("prompt", error),
             EngineError::PromptTooLong { .. } => {

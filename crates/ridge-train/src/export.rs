@@ -95,14 +95,22 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
 /// # Errors
 /// When it cannot.
 pub(crate) fn check_writable(folder: &Path) -> Result<()> {
-    let lacking = folder.ancestors().take_while(|above| *above != Path::new("") && !above.exists());
-    let lacking: Vec<&Path> = lacking.collect();
+    let lacking = lacking(folder);
     let written = try_writing(folder);
-    for made in lacking {
-        // One that another process has put something into stays.
+    remove_empty(&lacking);
+    written
+}
+
+/// `folder` and those above it that are not there, the innermost first.
+pub(crate) fn lacking(folder: &Path) -> Vec<&Path> {
+    folder.ancestors().take_while(|above| *above != Path::new("") && !above.exists()).collect()
+}
+
+/// Removes folders that nothing was put into, by another process either; the innermost come first.
+pub(crate) fn remove_empty(folders: &[&Path]) {
+    for made in folders {
         let _ = std::fs::remove_dir(made);
     }
-    written
 }
 
 fn try_writing(folder: &Path) -> Result<()> {

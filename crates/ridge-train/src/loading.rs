@@ -44,6 +44,22 @@ pub(crate) fn load_saved(
     Ok(())
 }
 
+/// The files that the settings name for the weights that a run begins with, and their name in errors. Looks at no element.
+///
+/// # Errors
+/// When they lack a weight, or one is quantised.
+pub(crate) fn initial_source(prepared: &Prepared) -> Result<Option<(String, Arc<Checkpoint>)>> {
+    let Some(files) = &prepared.from else { return Ok(None) };
+    let checkpoint = Arc::new(prepared.step.config.arrange(files.checkpoint()?)?);
+    let file = files.to_string();
+    for weight in prepared.step.graph.args(Role::Weight) {
+        plain_dtype(&file, &checkpoint, &weight.name)?;
+    }
+    // Requires that its tensors are the weights.
+    WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&prepared.step.graph, None)?;
+    Ok(Some((file, checkpoint)))
+}
+
 /// Brings the weights that a run begins with to `session`, whose states are allocated: those of the files that the settings name, else
 /// initial ones. Memory of the host is taken for one weight at a time.
 ///
@@ -56,15 +72,7 @@ pub(crate) fn load_initial(
     kept: &[KeptState],
     stop: &AtomicBool,
 ) -> Result<()> {
-    let source = match &prepared.from {
-        Some(files) => {
-            let checkpoint = Arc::new(prepared.step.config.arrange(files.checkpoint()?)?);
-            // Also requires that its tensors are the weights.
-            WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&prepared.step.graph, None)?;
-            Some((files.to_string(), checkpoint))
-        }
-        None => None,
-    };
+    let source = initial_source(prepared)?;
     let settings = &prepared.step.settings;
     for state in kept {
         check_stop(stop)?;
@@ -205,7 +213,8 @@ fn finite<'a>(
 /// The dtype of a published weight, which must be stored plainly.
 fn plain_dtype(file: &str, checkpoint: &Checkpoint, name: &str) -> Result<DType> {
     if checkpoint.format(name).is_some() {
-        let remedy = "convert it to a folder of plain weights with ridge convert, and train on that";
+        let remedy =
+            format!("convert it to a folder of plain weights with `ridge convert {file} FOLDER`, and train on that");
         return Err(TrainError::path(file, format!("its weight {name} is quantised"), remedy));
     }
     Ok(checkpoint.dtype(name).unwrap_or(DType::F32))

@@ -11,6 +11,7 @@ mod tensorboard;
 mod wandb;
 
 pub use event::{RunEnded, StepReport, TrainEvent};
+pub(crate) use files::LOG;
 pub use files::Logs;
 pub use jsonl::JsonLines;
 pub use mlflow::MlflowRun;

@@ -10,9 +10,10 @@ use ridge_runtime::{Backend, ProgramCache};
 use crate::admission::FreeMemory;
 use crate::checkpoint::{self, CheckpointWriter, SavedState};
 use crate::error::{Result, TrainError, io_error};
-use crate::export::{check_writable, export};
+use crate::export::{check_writable, export, lacking, remove_empty};
 use crate::guard::Refusal;
-use crate::log::{Logs, RunEnded, StepReport, TrainEvent};
+use crate::loading::initial_source;
+use crate::log::{LOG, Logs, RunEnded, StepReport, TrainEvent};
 use crate::prepare::Prepared;
 use crate::settings::{Guard, Settings};
 use crate::trainer::{StepResult, Trainer, checkpoints_of};
@@ -77,6 +78,10 @@ fn begin(
 ) -> Result<Begun> {
     let (saved, mut notes) = resumed(&settings, stop)?;
     let mut prepared = Prepared::new(settings, stop)?;
+    if saved.is_none() {
+        // Before anything is compiled.
+        initial_source(&prepared)?;
+    }
     prepared.step.fit(&backend, stop)?;
     let programs = Arc::new(ProgramCache::new(backend));
     notes.extend(prepared.step.admit(&programs, free(), stop)?);
@@ -95,6 +100,7 @@ fn begin(
 
 /// The run from its first step on, between the opening and the closing of its logs.
 fn logged(folder: &Path, begun: Begun, stop: &AtomicBool, observe: &mut dyn FnMut(&TrainEvent)) -> Result<RunEnd> {
+    let lacking = lacking(folder);
     std::fs::create_dir_all(folder).map_err(|cause| io_error(folder, "make the folder", &cause))?;
     let mut logs = Logs::open(folder, &begun.settings)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
@@ -112,6 +118,13 @@ fn logged(folder: &Path, begun: Begun, stop: &AtomicBool, observe: &mut dyn FnMu
     });
     // The run's own error says more than one of a log.
     let notes = logs.notes().into_iter().try_for_each(|text| tell(&mut logs, TrainEvent::Note { text }));
+    if end.is_err() {
+        // Of a run that failed before its first event nothing is left.
+        let log = folder.join(LOG);
+        if std::fs::metadata(&log).is_ok_and(|log| log.len() == 0) && std::fs::remove_file(log).is_ok() {
+            remove_empty(&lacking);
+        }
+    }
     let end = end?;
     closed.and(notes).map(|()| end)
 }

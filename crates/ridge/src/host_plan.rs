@@ -27,7 +27,7 @@ pub struct HostPlanSettings {
     pub chunk: usize,
 }
 
-/// Memory and work as the engine would have them with weights as the configuration publishes them.
+/// Memory and work as the engine would have them.
 pub struct HostPlan {
     /// Weights on the GPU.
     pub on_gpu: Bytes,
@@ -42,12 +42,13 @@ pub struct HostPlan {
 }
 
 impl HostPlan {
-    /// Plans for the GPU of this sheet.
+    /// Plans for the GPU of this sheet, with weights as `source` has them.
     ///
     /// # Errors
     /// When the sheet is of no NVIDIA GPU, the model has an op without a kernel, or what must stay on the GPU does not fit.
     pub fn new(
         config: &ModelConfig,
+        source: &WeightSource,
         numbers: &NumberSettings,
         sheet: &DeviceSpec,
         settings: HostPlanSettings,
@@ -56,7 +57,7 @@ impl HostPlan {
         let gpu = PlannedGpu::new(sheet)?;
         let options = BuildOptions { context: Some(context), ..numbers.options(config.torch_dtype) };
         let mut model = config.build(&options)?;
-        model.store(&WeightSource::RandomAsPublished(Box::new(config.clone())), numbers.format.as_ref())?;
+        model.store(source, numbers.format.as_ref())?;
         let rounding = numbers.activations.on_gpu();
         model.take_activations(rounding, rounding);
         let cached = CacheSize::Engine(EngineOptions { context, sequences, chunk, blocks: None });

@@ -67,7 +67,8 @@ pub use host_plan::{HostPlan, HostPlanSettings};
 pub use host_weights::HostWeights;
 pub use load::{
     LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
-    estimate_memory, load_embedder, load_engine, load_model, load_network, round_network, summarize_prediction,
+    estimate_memory, left_out, load_embedder, load_engine, load_model, load_network, round_network,
+    summarize_prediction,
 };
 pub use model::{Model, PlacedModel, Writer};
 pub use placement::{Device, FoundDevice, OpenDevice, Placement, TensorParallel};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions};
 use ridge_graph::passes::{Activations, round_activations};
-use ridge_graph::{DType, Role};
+use ridge_graph::{Arg, DType, Graph, Role};
 use ridge_hw::units::Bytes;
 use ridge_models::{
     BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, PredictionSummary, WeightSource,
@@ -31,7 +31,7 @@ impl LoadObserver for () {}
 /// What may be unexpected about a model that is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadNote {
-    /// Some matrices keep their dtype, for their shape does not fit the format that was asked for.
+    /// Some matrices stay as they are stored, for their shape does not fit the format that was asked for.
     LeftOut {
         /// The format.
         format: String,
@@ -172,6 +172,9 @@ pub fn load_network(
         let (what, needed) = ("the weights", Bytes(total));
         return Err(Error::Memory { what, needed, available, smaller: Smaller::Model, or_on_host: false });
     }
+    if let Some(note) = left_out(&network.module().graph, numbers) {
+        observer.note(note);
+    }
     let mut session = Session::new(device.backend);
     network.module().load(&source, &mut session, None, |done| observer.loading(done, total))?;
     Ok(LoadedNetwork { session, network })
@@ -203,11 +206,12 @@ pub fn load_embedder(
     })
 }
 
-/// Which matrices a format leaves as they are, and why; `None` where it leaves none.
-fn left_out(model: &Decoder, numbers: &NumberSettings) -> Option<LoadNote> {
+/// Which matrices a format leaves as they are stored, and why; `None` where it leaves none.
+pub fn left_out(graph: &Graph, numbers: &NumberSettings) -> Option<LoadNote> {
     let format = numbers.format.as_ref()?;
-    let matrices: Vec<_> = model.graph.args(Role::Weight).filter(|a| a.ty.shape.rank() == 2).collect();
-    let left: Vec<_> = matrices.iter().filter(|a| a.ty.format.is_none()).collect();
+    let matrices: Vec<_> = graph.args(Role::Weight).filter(|a| matches!(a.ty.shape.rank(), 2 | 3)).collect();
+    let misfit = |a: &&&Arg| a.ty.format.as_ref() != Some(format) && format.check(&a.ty.shape).is_err();
+    let left: Vec<_> = matrices.iter().filter(misfit).collect();
     let (first, of) = (left.first()?, matrices.len());
     let why = format.check(&first.ty.shape).err()?;
     let (format, example) = (format.name().to_owned(), first.name.to_string());
@@ -340,7 +344,7 @@ fn place(
     let source = weights_for(files, config, run.random_weights, &options)?;
     let mut model = config.build(&options)?;
     model.store(&source, numbers.format.as_ref())?;
-    if let Some(left_out) = left_out(&model, numbers) {
+    if let Some(left_out) = left_out(&model.graph, numbers) {
         observer.note(left_out);
     }
     if let WeightSource::Checkpoint(checkpoint) = &source

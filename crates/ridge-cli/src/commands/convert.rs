@@ -1,4 +1,4 @@
-//! `ridge convert`: between a folder in the Hugging Face layout and a GGUF file.
+//! `ridge convert`: between a folder in the Hugging Face layout and a GGUF file, or from a folder to one of plain weights.
 
 use std::path::PathBuf;
 
@@ -10,19 +10,21 @@ use ridge_models::ModelFiles;
 use ridge_models::gguf::{self, Quantisation};
 
 use crate::args::FLOATS;
-use crate::error::{Result, refused};
+use crate::error::Result;
 use crate::output::note;
 use crate::target_file::{check_target, interruptible, is_gguf};
 
 /// Convert between the Hugging Face layout and GGUF
 ///
-/// Converts configuration, tokenizer, chat template and weights. The direction follows from the input.
+/// Converts configuration, tokenizer, chat template and weights. What is written follows from the name of the output. A folder
+/// written from a folder has the same model with its quantised weights (GPTQ, AWQ, fp8 and others) as plain ones.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge convert DIR model.gguf               a file for llama.cpp
   ridge convert DIR model.gguf --dtype bf16  the same with bf16 matrices
   ridge convert model.gguf DIR               a folder for transformers
+  ridge convert GPTQ PLAIN --dtype bf16      quantised weights as plain ones
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct ConvertArgs {
@@ -32,7 +34,8 @@ pub(crate) struct ConvertArgs {
     /// Output: a .gguf file, or a new folder
     to: PathBuf,
 
-    /// Dtype of the matrices [default: as stored; f32 for quantised matrices written to a folder]
+    /// Dtype of the matrices [default: as stored; for quantised matrices written to a folder, f32 from GGUF and
+    /// the dtype that the configuration names, or bf16, from a folder]
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     dtype: Option<String>,
 
@@ -58,17 +61,17 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
                 note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));
             }
         }
-        (Some(file), false) => {
+        (file, false) => {
+            let default = match file {
+                Some(_) => DType::F32,
+                None => files.network_config()?.torch_dtype().unwrap_or(DType::BF16),
+            };
             interruptible("writing weights", &args.to, |progress| {
-                gguf::to_folder(file, &args.to, dtype.unwrap_or(DType::F32), dtype.is_some(), progress)
+                gguf::to_folder(&files, &args.to, dtype.unwrap_or(default), dtype.is_some(), progress)
             })?;
             if !args.quiet {
                 note(&format!("wrote {}", args.to.display()));
             }
-        }
-        (None, false) => {
-            let shown = args.to.display().to_string();
-            return Err(refused("the output", &shown, "must end in .gguf, because the input is a folder"));
         }
     }
     Ok(())

@@ -205,3 +205,18 @@ fn a_family_that_gguf_does_not_have_is_refused_with_one_reason() {
     let of_layers = "it cannot be written as GGUF: its layers see a window only; run the model from its folder\n";
     assert_eq!(refused("starcoder2"), of_layers);
 }
+
+#[test]
+fn a_folder_becomes_a_folder_of_another_dtype_or_is_plain_already() {
+    let folder = Folder::of_config("{}");
+    let model = repository().join("models/stories260K").display().to_string();
+    let to = folder.file("plain").display().to_string();
+    let refused = ridge(&["convert", &model, &to]);
+    let says =
+        "its weights are plain already; give a dtype that they shall have (--dtype), or an output that ends in .gguf";
+    assert!(refused.code == 1 && refused.stderr.contains(says), "{}", refused.stderr);
+    assert!(!folder.file("plain").exists());
+    stdout(&["convert", &model, &to, "--dtype", "bf16", "-q"]);
+    assert_eq!(json(&["inspect", &to, "--json"])["summary"]["storage"][0]["name"], "bf16");
+    assert!(text(&["--model", &to]).contains("Lily"));
+}

@@ -222,6 +222,24 @@ fn matrices_that_a_format_leaves_are_told() {
 }
 
 #[test]
+fn matrices_that_are_quantised_already_count_among_those_that_a_format_leaves() {
+    let folder = Folder::of_config("{}");
+    let file = folder.file("x.gguf").display().to_string();
+    let model = crate::common::repository().join("models/stories260K").display().to_string();
+    stdout(&["quantize", &model, &file, "--format", "q8_0", "-q"]);
+    for args in [
+        &["generate", "--greedy", "-n", "1", "--format", "q4_k", "-m", &file][..],
+        &["inspect", &file, "--format", "q4_k"],
+    ] {
+        let said = ridge(args).stderr;
+        assert!(said.contains("--format q4_k does not convert 36 of 36 matrices"), "{args:?}: {said}");
+    }
+    // Those that have the format are not among them.
+    let said = ridge(&["generate", "--greedy", "-n", "1", "--format", "q8_0", "-m", &file]).stderr;
+    assert!(said.contains("--format q8_0 does not convert 5 of 36 matrices"), "{said}");
+}
+
+#[test]
 fn help_is_a_command_too() {
     for command in ["generate", "inspect", "doctor"] {
         assert_eq!(stdout(&["help", command]), stdout(&[command, "--help"]));

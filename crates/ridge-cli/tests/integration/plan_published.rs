@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use crate::common::Folder;
 use crate::plan::{json as json_of, ridge};
 
 /// How compressed-tensors describes one side of a product.
@@ -136,6 +137,47 @@ fn checkpoints_of_4_bits_take_the_same_bytes_everywhere() {
         let (planned, _) = planned_weights(&path);
         assert!(planned.abs_diff(bytes) <= 1 << 20, "{quantization}: {planned} planned, {bytes} stored");
     }
+}
+
+#[test]
+fn tensors_that_are_at_hand_are_counted_rather_than_what_the_configuration_says() {
+    // A model of which all tensors were left plain.
+    let folder = Folder::stories();
+    let awq = json!({"bits": 4, "group_size": 64, "quant_method": "awq", "version": "gemm", "zero_point": true});
+    folder.edit("config.json", |text| {
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        config["quantization_config"] = awq;
+        config.to_string()
+    });
+    let stored = json_of(&format!("inspect {} --json", folder.path()))["summary"]["weight_bytes"].as_u64().unwrap();
+    let planned = |path: &str| {
+        let fit = json_of(&format!("plan fit {path} --device A100 --context 64 --json"));
+        let entries = fit["fit"]["ledger"]["entries"].as_array().unwrap();
+        entries.iter().find(|entry| entry["what"] == "weights").unwrap()["bytes"].as_u64().unwrap()
+    };
+    assert!(planned(folder.path()).abs_diff(stored) <= 1, "{} planned, {stored} stored", planned(folder.path()));
+    let limited = json_of(&format!("plan fit {} --device A100 --gpu-memory 1GiB --context 64 --json", folder.path()));
+    assert_eq!(limited["gpu_weight_bytes"], stored);
+    // The configuration alone has nothing else to go by, nor has a folder whose files are not those of the model.
+    let by_config = planned(&folder.file("config.json").display().to_string());
+    assert!(by_config < stored, "{by_config}");
+    folder.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+    assert_eq!(planned(folder.path()), by_config);
+    let ran = ridge(&format!("plan fit {} --device A100", folder.path()));
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(said.contains("because their files cannot be counted") && said.contains("model.safetensors"), "{said}");
+}
+
+#[test]
+fn a_format_that_is_asked_for_replaces_one_that_is_not_supported() {
+    let (_folder, path) = published("Meta-Llama-3.1-8B", &json!({"quant_method": "hqq"}));
+    let int4 = |path: &str| json_of(&format!("plan fit {path} --device H100 --weights int4 --json"))["fit"].clone();
+    assert_eq!(int4(&path), int4("Meta-Llama-3.1-8B.json"));
+    json_of(&format!("plan train {path} --gpus 8 --top 1 --json"));
+    let said = String::from_utf8_lossy(&ridge(&format!("plan fit {path} --device H100")).stderr).into_owned();
+    // Errors name the file as it was given.
+    assert!(said.contains(&format!("{path}: quantization_config.quant_method")), "{said}");
+    assert!(said.contains("--weights FORMAT") && !said.contains("caused by"), "{said}");
 }
 
 #[test]

@@ -235,3 +235,51 @@ fn tools_whose_schemas_refer_to_themselves_are_called() {
     let kinds = if function["name"] == "paint" { ["red", "blue"] } else { ["soup", "rice"] };
     assert!(kinds.contains(&arguments["kind"].as_str().unwrap()), "{answer}");
 }
+
+#[test]
+fn mistakes_in_forms_are_told_with_their_place() {
+    let server = Server::start(&[]);
+    for (more, says) in [
+        (
+            json!({ "guided_json": { "properties": { "a": { "oneOf": [{ "type": "string" }, { "type": "strng" }] } } } }),
+            "guided_json/properties/a/oneOf/1/type: \"strng\" is not a type; types are array, boolean",
+        ),
+        (
+            json!({ "structured_outputs": { "json": { "patternProperties": { "(?=a)b": {} } } } }),
+            "structured_outputs.json/patternProperties/(?=a)b: is not a regular expression that can be enforced: look-around",
+        ),
+        (json!({ "guided_grammar": "start: \"a\"\n  | ) \"b\"" }), "line 2, column 5: "),
+        (
+            json!({ "tool_choice": "required", "tools": [{ "type": "function", "function": {
+                "name": "f", "parameters": { "properties": { "a": { "items": { "type": "strng" } } } } } }] }),
+            "tools[0].function.parameters/properties/a/items/type: \"strng\" is not a type",
+        ),
+        (
+            json!({ "guided_regex": "a\\" }),
+            "guided_regex: \"a\\\\\" is not a regular expression: the \\ at byte 1 escapes nothing",
+        ),
+    ] {
+        let refused = server.post(CHAT, &ask(&more));
+        refused.refused(400);
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(says), "{more}: {message}");
+    }
+}
+
+#[test]
+fn stop_strings_end_no_answer_before_its_minimum() {
+    let server = Server::start(&[]);
+    let finished = |more: Value| {
+        let mut body = json!({ "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, "stop": ["e"] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post("/v1/completions", &body).json();
+        let text = answer["choices"][0]["text"].as_str().unwrap().to_owned();
+        (text, answer["choices"][0]["stop_reason"].clone(), answer["usage"]["completion_tokens"].as_u64().unwrap())
+    };
+    let (text, by, tokens) = finished(json!({}));
+    assert!(tokens < 8 && by == "e" && !text.contains('e'), "{text}");
+    let (text, by, tokens) = finished(json!({ "min_tokens": 12 }));
+    assert!(tokens > 12 && tokens < 32 && by == "e" && text.contains('e'), "{tokens}: {text}");
+    let (text, by, tokens) = finished(json!({ "min_tokens": 32 }));
+    assert!(tokens == 32 && by.is_null() && text.contains('e'), "{tokens}: {text}");
+}

@@ -147,3 +147,45 @@ fn a_run_that_continues_is_stopped_before_its_first_step_as_well() {
     assert_eq!((ran.code, &*ran.stderr), (0, "stopped before the first step; nothing was saved\n"));
     assert_eq!(files(), before);
 }
+
+#[test]
+fn quantised_weights_are_refused_with_a_conversion_that_works_and_without_a_trace() {
+    let folder = folder(2, 0);
+    let (model, file, plain) = (
+        crate::common::repository().join("models/stories260K").display().to_string(),
+        folder.file("q8.gguf").display().to_string(),
+        folder.file("plain").display().to_string(),
+    );
+    assert_eq!(ridge(&["quantize", &model, &file, "--format", "q8_0"]).code, 0);
+    folder.edit("run.toml", |text| {
+        let kept = text.lines().filter(|line| !line.starts_with("config =") && !line.starts_with("vocabulary ="));
+        kept.map(|line| format!("{line}\n")).collect()
+    });
+    let train = |from: &str| ridge(&["train", &run_file(&folder), "-t", "1", "--model.from", from]);
+    let refused = train(&file);
+    let says = format!("is quantised; convert it to a folder of plain weights with `ridge convert {file} FOLDER`");
+    assert!(refused.code == 1 && refused.stderr.contains(&says), "{}", refused.stderr);
+    assert!(!folder.file("run").exists());
+    let converted = ridge(&["convert", &file, &plain]);
+    assert_eq!(converted.code, 0, "{}", converted.stderr);
+    let trained = train(&plain);
+    assert_eq!(trained.code, 0, "{}", trained.stderr);
+}
+
+#[test]
+fn a_run_that_fails_before_its_first_step_leaves_no_empty_folder() {
+    let (folder, model) = (folder(2, 0), Folder::stories());
+    folder.edit("run.toml", |text| {
+        let kept = text.lines().filter(|line| !line.starts_with("config =") && !line.starts_with("vocabulary ="));
+        kept.map(|line| format!("{line}\n")).collect()
+    });
+    let mut weights = std::fs::read(model.file("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    weights[8 + header..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    model.write("model.safetensors", weights);
+    let within = folder.file("a/b/run").display().to_string();
+    let args = ["train", &run_file(&folder), "-t", "1", "--model.from", model.path(), "--checkpoint.folder", &within];
+    let refused = ridge(&args);
+    assert!(refused.code == 1 && refused.stderr.contains("holds NaN at element 0"), "{}", refused.stderr);
+    assert!(!folder.file("a").exists());
+}

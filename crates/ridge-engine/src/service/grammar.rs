@@ -109,7 +109,12 @@ impl Grammars {
             }
             Constraint::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
-        let parser = guarded(|| self.factory.create_parser(grammar)).map_err(|why| wrong(plain(&why)))?;
+        let parser = guarded(|| self.factory.create_parser(grammar)).map_err(|why| {
+            wrong(match constraint {
+                Constraint::Lark(lark) => of_grammar(&plain(&why), lark),
+                _ => plain(&why),
+            })
+        })?;
         let matcher = Matcher::new(Ok(parser)).into_cancellable();
         Ok(Grammar { matcher, words: self.vocab.div_ceil(32), ends: self.ends.clone(), costly: false })
     }
@@ -163,12 +168,34 @@ fn plain(why: &str) -> String {
     text.trim().to_owned()
 }
 
+/// What the library says of a grammar, with the place in words.
+fn of_grammar(why: &str, lark: &str) -> String {
+    let place = |text: &str| -> Option<String> {
+        let (line, rest) = text.strip_prefix("at ").unwrap_or(text).split_once('(')?;
+        let (column, rest) = rest.split_once("): ")?;
+        let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
+        Some(format!("line {line}, column {column}: {rest}"))
+    };
+    let mut said = place(why).unwrap_or_else(|| why.to_owned());
+    if said == "no start rule found" {
+        said = "it has no rule named start, which texts are derived from".to_owned();
+    }
+    if lark.contains("::=") {
+        said += "\nGrammars are in Lark's syntax, such as start: \"yes\" | \"no\"; EBNF and GBNF with ::= are not supported";
+    }
+    said
+}
+
 /// Can the regular expression be the `pattern` of a schema that answers are held to? Those that look ahead or behind, or
 /// refer back to what matched before, cannot.
 pub fn is_supported_pattern(pattern: &str) -> bool {
-    let schema = serde_json::json!({ "type": "string", "pattern": pattern });
+    schema_error(&serde_json::json!({ "type": "string", "pattern": pattern })).is_none()
+}
+
+/// Why answers cannot be held to the schema, if they cannot.
+pub fn schema_error(schema: &serde_json::Value) -> Option<String> {
     let builder = || GrammarBuilder::new(None, ParserLimits::default());
-    guarded(|| JsonCompileOptions::default().json_to_llg(builder(), schema.clone())).is_ok()
+    guarded(|| JsonCompileOptions::default().json_to_llg(builder(), schema.clone())).err().map(|why| plain(&why))
 }
 
 /// What `work` gives; a panic of it is an error like others.
@@ -254,6 +281,21 @@ impl Grammar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mistakes_in_grammars_are_told_with_line_and_column() {
+        let grammars = Grammars::of_bytes().unwrap();
+        for (lark, says) in [
+            ("start: a b\na: \"x\"", &["line 1, column 8: unknown name: \"b\""][..]),
+            ("start: \"a\" |\n  | ) \"b\"", &["line 2, column 5: "]),
+            ("x: \"a\"", &["it has no rule named start"]),
+            ("root ::= \"a\" | \"b\"", &["line 1, column 7: ", "Grammars are in Lark's syntax"]),
+        ] {
+            let refused = grammars.begin(&Constraint::Lark(lark.to_owned())).err().map(|error| error.to_string());
+            let refused = refused.unwrap_or_default();
+            assert!(says.iter().all(|says| refused.contains(says)), "{lark}: {refused}");
+        }
+    }
 
     #[test]
     fn a_grammar_that_matches_nothing_is_told_from_one_that_no_token_begins() {

@@ -25,7 +25,7 @@ use ridge_models::Model;
 use ridge_runtime::Session;
 use ridge_text::Tokenizer;
 
-pub use grammar::is_supported_pattern;
+pub use grammar::{is_supported_pattern, schema_error};
 pub use masks::Executor;
 pub use options::{DEFAULT_DEADLINE, MAX_ANSWERS, Policy, ServiceOptions};
 pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targets, Usage};

@@ -97,7 +97,8 @@ impl Constraint {
             Self::JsonObject => ("json_object", String::new()),
             Self::Regex(regex) => ("regex", regex.clone()),
             Self::Choice(choices) => ("choice", choices.join("|")),
-            Self::Lark(lark) => ("grammar", lark.clone()),
+            // Further lines would stand between it and what is said of it.
+            Self::Lark(lark) => ("grammar", lark.lines().next().unwrap_or_default().to_owned()),
         };
         let value = match text.char_indices().nth(LONGEST) {
             Some((end, _)) => format!("{}...", &text[..end]),

@@ -33,10 +33,15 @@ impl Checkpoint {
                 views.push(view);
                 parts.push(part.clone());
             } else if let Some((stack, star)) = stacks.iter().find_map(|s| Some((s, star(&s.name, view.name)?))) {
-                let bytes = view.data.len() / stack.count.max(1);
-                for (number, data) in view.data.chunks_exact(bytes.max(1)).enumerate() {
+                fn nth<'a>(all: &'a [u8], stack: &Stack, number: usize) -> &'a [u8] {
+                    let bytes = all.len() / stack.count.max(1);
+                    &all[number * bytes..][..bytes]
+                }
+                for number in 0..stack.count {
                     let name = stack.of.replacen('*', star, 1).replace('*', &number.to_string());
-                    let one = TensorView { shape: &view.shape[1..], data, ..view };
+                    let (data, scales) =
+                        (nth(view.data, stack, number), view.scales.map(|all| nth(all, stack, number)));
+                    let one = TensorView { shape: &view.shape[1..], data, scales, ..view };
                     out.push(Published { name, shape: one.shape.to_vec(), views: vec![one], parts: Vec::new() });
                 }
             } else {

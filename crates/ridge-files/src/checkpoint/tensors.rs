@@ -43,6 +43,8 @@ pub struct TensorView<'a> {
     /// [`DType::size_bytes`] bytes. **Not aligned**: the format only aligns its header, and a writer may not even do
     /// that, so read elements with `from_le_bytes` or copy them to where alignment is needed.
     pub data: &'a [u8],
+    /// The second component of the format, if it has one: the scales of codes, f32.
+    pub scales: Option<&'a [u8]>,
 }
 
 /// The bytes of one tensor of a [`Checkpoint`], as [`TensorView::data`]. They keep the file mapped for as long as they
@@ -217,9 +219,14 @@ impl Checkpoint {
         self.tensors.iter().map(|(name, entry)| self.view(name, entry))
     }
 
+    fn elements_of<'a>(&'a self, entry: &'a StoredTensor) -> &'a [u8] {
+        elements(&self.shards[entry.shard].bytes, &entry.range, entry.rearranged.as_deref())
+    }
+
     fn view<'a>(&'a self, name: &'a str, entry: &'a StoredTensor) -> TensorView<'a> {
-        let data = elements(&self.shards[entry.shard].bytes, &entry.range, entry.rearranged.as_deref());
-        TensorView { name, dtype: entry.dtype, format: entry.format.as_ref(), shape: &entry.shape, data }
+        let data = self.elements_of(entry);
+        let scales = entry.scales.as_deref().map(|scales| self.elements_of(scales));
+        TensorView { name, dtype: entry.dtype, format: entry.format.as_ref(), shape: &entry.shape, data, scales }
     }
 
     /// Compares the checkpoint with the tensors that a model expects, given as names and shapes.

@@ -164,11 +164,26 @@ impl ModelConfig {
     /// impossible or contradicts another, the model is of a family or asks for something that Ridge does not do, or
     /// there is a key that Ridge does not know.
     pub fn from_json(file: &str, text: &str) -> Result<Self> {
-        let map = json::object(file, text.as_bytes())?;
-        let mut f = Fields::new(file, &map);
+        Self::from_object(file, &json::object(file, text.as_bytes())?)
+    }
+
+    /// As [`ModelConfig::from_json`], of the model before it was quantised: for plans that do not depend on how the weights were
+    /// published.
+    ///
+    /// # Errors
+    ///
+    /// As there, but for what `quantization_config` says.
+    pub fn unquantised(file: &str, text: &str) -> Result<Self> {
+        let mut map = json::object(file, text.as_bytes())?;
+        map.remove("quantization_config");
+        Self::from_object(file, &map)
+    }
+
+    fn from_object(file: &str, map: &Map<String, Value>) -> Result<Self> {
+        let mut f = Fields::new(file, map);
         let family = by_model_type(f.required("model_type")?);
         let config = match family.map(|family| (family, family.read)) {
-            Some((_, ReadConfig::Decoder(_))) if kind_of(&map) == Some(FamilyKind::Encoder) => {
+            Some((_, ReadConfig::Decoder(_))) if kind_of(map) == Some(FamilyKind::Encoder) => {
                 let key =
                     if f.raw(BOTH_WAYS).is_some_and(|value| *value == true) { BOTH_WAYS } else { "architectures" };
                 return Err(f.wrong(

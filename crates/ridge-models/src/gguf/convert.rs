@@ -141,7 +141,8 @@ pub fn to_gguf(
                     return Err(FilesError::Safetensors {
                         file: files.to_string(),
                         problem: format!("{name} is stored as codes with block scales, which GGUF does not have"),
-                        remedy: "convert a checkpoint in bf16, f16 or f32".to_owned(),
+                        remedy: "convert it to a folder of plain weights first (`ridge convert FOLDER PLAIN`)"
+                            .to_owned(),
                     }
                     .into());
                 }

@@ -1,4 +1,4 @@
-//! From a GGUF file to a folder in the layout of Hugging Face.
+//! From a GGUF file, or a folder whose weights are quantised, to a folder in the layout of Hugging Face.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -6,52 +6,69 @@ use std::path::Path;
 
 use ridge_files::checkpoint::Published;
 use ridge_files::gguf::TensorStorage;
-use ridge_files::{FilesError, Gguf, TensorView, json, replace_file};
+use ridge_files::{FilesError, TensorView, json, replace_file};
 use ridge_graph::DType;
 use ridge_text::gguf::tokenizer_json;
 use serde_json::{Value as Json, json};
 
-use super::config::{config_json, torch_name};
+use super::config::torch_name;
 use super::convert::{WriteFailure, restored};
-use super::names::checkpoint;
 use super::pooling::pooling;
 use crate::error::Result;
-use crate::families::{EncoderConfig, ModelConfig};
+use crate::families::NetworkConfig;
 use crate::model::BuildOptions;
 use crate::sentence::SentenceConfig;
+use crate::source::ModelFiles;
 use crate::weights;
 
-/// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does
-/// everything else if `all`. `progress` is as that of [`to_gguf`](super::to_gguf). Weights are written first, so that a folder
-/// that was there is as it was where they fail.
+/// Writes a GGUF file, or a decoder's folder, as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`,
+/// and so does everything else if `all`. `progress` is as that of [`to_gguf`](super::to_gguf). Weights are written first, so that a
+/// folder that was there is as it was where they fail.
 ///
 /// # Errors
 ///
-/// When the file cannot be read as a model or lacks a tensor, a number is too large for `dtype`, or the folder cannot be
-/// written.
+/// When the files cannot be read as a model or lack a tensor, those of a folder are plain already and not to become `dtype`, a number is
+/// too large for `dtype`, or the folder cannot be written.
 pub fn to_folder(
-    gguf: &Gguf,
+    files: &ModelFiles,
     folder: &Path,
     dtype: DType,
     all: bool,
     mut progress: impl FnMut(u64, u64) -> std::io::Result<()>,
 ) -> Result<()> {
-    let config_text = config_json(gguf)?;
-    let checkpoint = checkpoint(gguf)?;
-    let tensors = if EncoderConfig::is_one(gguf.file(), &config_text)? {
-        let config = EncoderConfig::from_json(gguf.file(), &config_text)?;
-        weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
-        config.published(&checkpoint)
-    } else {
-        let config = ModelConfig::from_json(gguf.file(), &config_text)?;
-        weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
-        config.published(&checkpoint)
+    let gguf = files.gguf();
+    let refused = |problem: &str, remedy: &str| {
+        let (problem, remedy) = (problem.to_owned(), remedy.to_owned());
+        Err(FilesError::Path { path: files.to_string().into(), problem, remedy }.into())
     };
+    let (config, config_text) = (files.network_config()?, files.config_text()?);
+    let checkpoint = files.network_checkpoint(&config)?;
+    let tensors = match &config {
+        NetworkConfig::Decoder(config) => {
+            weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
+            config.published(&checkpoint)
+        }
+        NetworkConfig::Encoder(config) if gguf.is_some() => {
+            weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
+            config.published(&checkpoint)
+        }
+        _ => return refused("only folders of decoders are written as folders", "run the model from its folder"),
+    };
+    if gguf.is_none() && !all && tensors.iter().all(|tensor| tensor.views.iter().all(|view| view.format.is_none())) {
+        let remedy = "give a dtype that they shall have (--dtype), or an output that ends in .gguf";
+        return refused("its weights are plain already", remedy);
+    }
     let usual = of_matrices(&tensors);
     let kept = |tensor: &Published<'_>| match tensor.views[0] {
-        view if all || view.format.is_some() => dtype,
+        view if all || tensor.views.iter().any(|view| view.format.is_some()) => {
+            if view.dtype.is_float() {
+                dtype
+            } else {
+                view.dtype
+            }
+        }
         // Vectors are f32 in a file whatever they were.
-        _ if tensor.shape.len() < 2 && tensor.views.iter().all(|view| holds(usual, view)) => usual,
+        _ if gguf.is_some() && tensor.shape.len() < 2 && tensor.views.iter().all(|view| holds(usual, view)) => usual,
         view => view.dtype,
     };
     let dtypes: Vec<DType> = tensors.iter().map(kept).collect();
@@ -91,6 +108,11 @@ pub fn to_folder(
         for (tensor, dtype) in tensors.iter().zip(&dtypes) {
             let to = TensorStorage::plain(*dtype);
             let bytes = tensor.bytes(|view| {
+                if let (Some(format), Some(scales)) = (view.format, view.scales) {
+                    let values = format.values(&[view.data, scales], view.shape);
+                    let bytes = DType::F32.encode(values.into_iter().map(f64::from));
+                    return restored(view.name, &bytes, &TensorStorage::plain(DType::F32), &to, view.shape, None);
+                }
                 let from = TensorStorage { dtype: view.dtype, format: view.format.cloned() };
                 if from == to {
                     return Ok(view.data.to_vec());
@@ -107,12 +129,17 @@ pub fn to_folder(
     replace_file(&path, write).map_err(|failure| {
         // If it is empty: it was made just now.
         let _ = std::fs::remove_dir(folder);
-        failure.of(gguf.file(), &path, "write the weights")
+        failure.of(&files.to_string(), &path, "write the weights")
     })?;
-    let mut config: serde_json::Map<String, Json> = json::object(gguf.file(), config_text.as_bytes())?;
+    let mut config: serde_json::Map<String, Json> = json::object(&files.config_name(), config_text.as_bytes())?;
     let most = if all || tensors.iter().any(|t| t.views[0].format.is_some()) { dtype } else { usual };
+    config.remove("quantization_config");
+    config.remove("dtype");
     config.insert("torch_dtype".into(), torch_name(most).into());
     put("config.json", &pretty(&Json::Object(config).to_string()))?;
+    let Some(gguf) = gguf else {
+        return files.copy_texts(folder);
+    };
     if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
         let (tokenizer, tokenizer_config) = tokenizer_json(gguf)?;
         put("tokenizer.json", &tokenizer)?;

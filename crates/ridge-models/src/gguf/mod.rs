@@ -3,7 +3,7 @@
 //! The contents of a file are expressed as Hugging Face's files, so that the rest of the crate reads one kind of model:
 //! `config.rs` makes a `config.json` of the metadata, `pooling.rs` reads how texts become vectors, and `names.rs` gives
 //! the tensors the names of the graph's weights. `convert.rs` writes a model in any layout as a file, with `metadata.rs`,
-//! and `folder.rs` a file as a folder; `mix.rs` has the formats of llama.cpp's presets.
+//! and `folder.rs` a file, or a folder of quantised weights, as a folder; `mix.rs` has the formats of llama.cpp's presets.
 
 mod config;
 mod convert;

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use ridge_files::Checkpoint;
-use ridge_graph::format::{CodeType, Format, ScaledFormat};
+use ridge_graph::format::{CodeType, Format, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::Quantize;
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{Arg, DType, FormatRef, Graph, Op, Role};
+use ridge_models::gguf::to_folder;
 use ridge_models::{BuildOptions, ModelFiles, WeightSource};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -293,4 +294,23 @@ fn scales_without_codes_or_of_another_shape_are_refused() {
     };
     let why = said("layers.0.self_attn.o_proj.weight_scale_inv", "layers.0.self_attn.x_proj.weight_scale_inv");
     assert!(why.contains("there is no tensor model.layers.0.self_attn.x_proj.weight of f8e4m3 codes"), "{why}");
+}
+
+#[test]
+fn a_folder_of_codes_with_scales_is_written_as_one_of_the_values_that_they_stand_for() {
+    // Experts of DeepSeek V3 are stacks of codes and of scales.
+    for [codes, plain] in [copies(DType::BF16), compressed(ScaledFormat::new(CodeType::Int8, ScaleLayout::Row), false)]
+    {
+        let to = codes.path().join("plain");
+        let files = ModelFiles::open(Some(codes.path())).expect("opens");
+        to_folder(&files, &to, DType::F32, false, |_, _| Ok(())).expect("writes");
+        let (is, was) = (Checkpoint::open(&to).expect("opens"), Checkpoint::open(plain.path()).expect("opens"));
+        assert!(is.len() > 20);
+        for tensor in is.tensors() {
+            assert_eq!(tensor.dtype, DType::F32, "{}", tensor.name);
+            assert!(tensor.data == was.tensor(tensor.name).expect("is there").data, "{}", tensor.name);
+        }
+        let missing: Vec<&str> = was.names().filter(|name| !is.contains(name)).collect();
+        assert!(missing.iter().all(|name| name.ends_with("eh_proj.weight")), "{missing:?}");
+    }
 }

@@ -8,7 +8,7 @@ use ridge_files::Checkpoint;
 use ridge_files::gguf::{Gguf, GgufValue, TensorStorage};
 use ridge_graph::{DType, format};
 use ridge_models::gguf::{Quantisation, checkpoint, to_folder, to_gguf};
-use ridge_models::{BuildOptions, ModelConfig, ModelFiles, Pooling};
+use ridge_models::{BuildOptions, ModelConfig, ModelError, ModelFiles, Pooling};
 use serde_json::Value as Json;
 
 /// A folder of this test, empty.
@@ -119,6 +119,11 @@ fn written(name: &str, to: &Path, matrices: Option<TensorStorage>) -> Gguf {
     Gguf::open(to).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
+/// The file as a folder.
+fn unpacked(file: &Path, to: &Path, dtype: DType, all: bool) -> Result<(), ModelError> {
+    to_folder(&ModelFiles::open(Some(file))?, to, dtype, all, |_, _| Ok(()))
+}
+
 fn weights(files: &ModelFiles, config: &ModelConfig) -> Checkpoint {
     config.arrange(files.checkpoint().expect("weights")).expect("divides")
 }
@@ -222,8 +227,8 @@ fn a_folder_comes_back_from_a_file_as_it_was() {
         ["families/gpt2", "families/phi3", "families/falcon", "families/gpt_neox", "families/qwen3", "llama/biased"]
     {
         let (file, back) = (to.join("x.gguf"), to.join("back"));
-        let gguf = written(name, &file, None);
-        to_folder(&gguf, &back, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+        written(name, &file, None);
+        unpacked(&file, &back, DType::F32, false).unwrap_or_else(|e| panic!("{name}: {e}"));
         let was = Checkpoint::open(fixtures().join(name)).expect("opens");
         let is = Checkpoint::open(&back).expect("opens");
         for tensor in is.tensors() {
@@ -243,12 +248,11 @@ fn a_folder_in_half_precision_comes_back_bit_for_bit() {
     let names: Vec<String> = models().into_iter().filter(|name| !name.contains("gemma")).collect();
     for dtype in [DType::BF16, DType::F16] {
         each(&names, |name| {
-            let gguf = written(name, &file, None);
-            to_folder(&gguf, &before, dtype, true, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+            written(name, &file, None);
+            unpacked(&file, &before, dtype, true).unwrap_or_else(|e| panic!("{name}: {e}"));
             let files = ModelFiles::open(Some(&before)).expect("opens");
             to_gguf(&files, &file, &Quantisation::default(), |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let gguf = Gguf::open(&file).expect("opens");
-            to_folder(&gguf, &after, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+            unpacked(&file, &after, DType::F32, false).unwrap_or_else(|e| panic!("{name}: {e}"));
             let read = |folder: &Path| std::fs::read(folder.join("model.safetensors")).expect("is there");
             assert!(read(&before) == read(&after), "{name}");
             let config = ModelFiles::open(Some(&after)).and_then(|files| files.config()).expect("reads");
@@ -267,8 +271,8 @@ fn an_encoder_comes_back_from_a_file_and_a_folder_as_it_was() {
 fn encoder_comes_back(name: &str) {
     let to = folder(&format!("encoder_{name}"));
     let (file, back) = (to.join("x.gguf"), to.join("back"));
-    let gguf = written(&format!("families/{name}"), &file, None);
-    to_folder(&gguf, &back, DType::F32, false, |_, _| Ok(())).expect("writes");
+    written(&format!("families/{name}"), &file, None);
+    unpacked(&file, &back, DType::F32, false).expect("writes");
     let open = |path: &Path| {
         let files = ModelFiles::open(Some(path)).expect("opens");
         let config = files.encoder_config().expect("reads").expect("is an encoder");
@@ -307,9 +311,8 @@ fn how_an_encoder_pools_goes_into_a_file_and_back() {
         let file = to.join("x.gguf");
         to_gguf(&ModelFiles::open(Some(&from)).expect("opens"), &file, &Quantisation::default(), |_, _| Ok(()))
             .expect("writes");
-        let gguf = Gguf::open(&file).expect("opens");
         let back = to.join("back");
-        to_folder(&gguf, &back, DType::F32, false, |_, _| Ok(())).expect("writes");
+        unpacked(&file, &back, DType::F32, false).expect("writes");
         for path in [&file, &back] {
             let said = ModelFiles::open(Some(path)).and_then(|files| files.sentence_config()).expect("reads");
             assert_eq!(said.map(|said| said.pooling), Some(pooling), "{}", path.display());

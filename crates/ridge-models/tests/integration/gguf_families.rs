@@ -105,8 +105,8 @@ fn a_file_is_quantised_but_for_what_llama_cpp_keeps() {
 fn a_file_becomes_a_folder_of_the_same_model() {
     let to = folder("folders");
     for name in NAMES {
-        let gguf = Gguf::open(file(name)).expect("opens");
-        to_folder(&gguf, &to, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let files = ModelFiles::open(Some(&file(name))).expect("opens");
+        to_folder(&files, &to, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
         let off = off(&Fixture::family_at(name, &to));
         assert!(off < 1e-6, "{name}: off by {off:e}");
     }

@@ -222,8 +222,8 @@ fn a_progress_that_fails_ends_the_writing_and_leaves_no_file() {
     assert!(to_gguf(&files, &file, &Quantisation::default(), ended).is_err());
     assert_eq!(to.read_dir().expect("is there").count(), 0);
     to_gguf(&files, &file, &Quantisation::default(), |_, _| Ok(())).expect("writes");
-    let gguf = Gguf::open(&file).expect("opens");
-    assert!(to_folder(&gguf, &back, DType::F32, false, ended).is_err());
+    let files = ModelFiles::open(Some(&file)).expect("opens");
+    assert!(to_folder(&files, &back, DType::F32, false, ended).is_err());
     assert!(!back.exists());
 }
 

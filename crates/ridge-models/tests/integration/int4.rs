@@ -1,10 +1,12 @@
 //! Checkpoints of integers of 4 bits: as compressed-tensors, GPTQ and AWQ write them (`fixtures/int4.py`).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::{Int4Layout, Int4Scheme};
 use ridge_graph::DType;
+use ridge_models::gguf::to_folder;
 use ridge_models::summary::ModuleSummary;
 use ridge_models::{BuildOptions, ModelFiles, WeightSource};
 use safetensors::Dtype;
@@ -49,7 +51,7 @@ fn tensors(layout: &str) -> Vec<Named> {
     found
 }
 
-fn write(folder: &std::path::Path, tensors: &[Named]) {
+fn write(folder: &Path, tensors: &[Named]) {
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("fits")));
@@ -258,6 +260,31 @@ fn a_model_of_four_bits_has_the_weights_that_its_codes_stand_for() {
     };
     let random = WeightSource::RandomAsPublished(Box::new(config.clone()));
     assert_eq!(model(&WeightSource::Checkpoint(codes)), model(&random));
+}
+
+#[test]
+fn a_folder_of_codes_is_written_as_one_of_the_values_that_they_stand_for() {
+    let [codes, plain] = qwen3(&w4a16());
+    std::fs::write(codes.path().join("generation_config.json"), r#"{"eos_token_id": 7}"#).expect("writes");
+    let convert = |from: &Path, to: &Path| {
+        to_folder(&ModelFiles::open(Some(from)).expect("opens"), to, DType::F32, false, |_, _| Ok(()))
+    };
+    let to = codes.path().join("plain");
+    convert(codes.path(), &to).expect("writes");
+    let (is, was) = (Checkpoint::open(&to).expect("opens"), Checkpoint::open(plain.path()).expect("opens"));
+    assert!(is.names().eq(was.names()));
+    for tensor in is.tensors() {
+        let (got, want) = (DType::F32.decode(tensor.data), was.tensor(tensor.name).expect("is there").data);
+        for (got, want) in got.into_iter().zip(DType::F32.decode(want)) {
+            assert!((got - want).abs() <= 1e-6 * want.abs(), "{}: {got} for {want}", tensor.name);
+        }
+    }
+    let files = ModelFiles::open(Some(&to)).expect("opens");
+    assert!(!files.config_text().expect("reads").contains("quantization_config"));
+    assert_eq!(files.config().expect("reads").eos_token_ids, [7]);
+    let again = codes.path().join("again");
+    let refused = convert(&to, &again).expect_err("is plain").to_string();
+    assert!(refused.contains("its weights are plain already") && !again.exists(), "{refused}");
 }
 
 #[test]

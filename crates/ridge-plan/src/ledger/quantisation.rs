@@ -2,15 +2,15 @@
 
 use ridge_graph::format::{CodeType, ScaledFormat};
 use ridge_graph::shard::Placement;
-use ridge_graph::{DType, FormatRef, Role, Shape, Type};
+use ridge_graph::{Arg, DType, FormatRef, Role, Shape, Type};
 use ridge_hw::spec::Precision;
-use ridge_models::{BuildOptions, ModelFiles, NetworkConfig, WeightSource, parallel};
+use ridge_models::{BuildOptions, ModelConfig, WeightSource, parallel};
 use serde::Serialize;
 
 use crate::error::PlanError;
 use crate::reading::OpWork;
 
-/// How the matrices are stored. Embeddings, head and norms stay in 16 bits, but for those of a file.
+/// How the matrices are stored. Embeddings, head and norms stay in 16 bits, except in [`Quantisation::File`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantisation {
@@ -39,7 +39,7 @@ pub enum Quantisation {
         matrices: f64,
         /// The same of experts.
         experts: f64,
-        /// The same of embedding and head.
+        /// The same of what is in no layer: embedding, head and the last norm.
         ends: f64,
         /// The same of what tensor parallelism does not divide: norms, routers, projections to latents.
         whole: f64,
@@ -132,32 +132,17 @@ impl Quantisation {
         })
     }
 
-    /// That of a GGUF file's weights, or the one in which a configuration says that its model's weights are published;
-    /// `None` of anything else.
+    /// That in which `source` has the weights of the model of `config`; `None` where all are plain, in 16 bits or as a configuration
+    /// names them.
     ///
     /// # Errors
-    /// When the weights cannot be in the formats that the configuration names.
-    pub fn of_files(files: &ModelFiles) -> Result<Option<Self>, PlanError> {
-        let Some(gguf) = files.gguf() else { return Self::published(files) };
-        let matrices = gguf.tensors().iter().filter(|t| t.shape.len() > 1);
-        let tensors = matrices.map(|t| {
-            let kind = match (is_of_layer(&t.name), t.shape.len()) {
-                (false, _) => TensorKind::Ends,
-                (true, 2) => TensorKind::Matrix,
-                (true, _) => TensorKind::Experts,
-            };
-            (kind, t.range.len(), t.shape.iter().product())
-        });
-        Ok(Self::of_tensors(tensors, Precision::Bf16))
-    }
-
-    /// That of the formats that the configuration names, if it names any. A configuration that no network is read from is of a
-    /// family that is only planned, or what is wrong with it is said where plans read it.
-    fn published(files: &ModelFiles) -> Result<Option<Self>, PlanError> {
-        let Ok(NetworkConfig::Decoder(config)) = files.network_config() else { return Ok(None) };
+    /// When the weights cannot be in the formats that the configuration names, or are not the tensors of a checkpoint.
+    pub fn of_source(config: &ModelConfig, source: &WeightSource) -> Result<Option<Self>, PlanError> {
         let model = config.build(&BuildOptions::default()).map_err(|e| PlanError::Graph(e.to_string()))?;
-        let graph = WeightSource::RandomAsPublished(Box::new(config)).retype(&model.module.graph, None)?;
-        if graph.args(Role::Weight).all(|arg| arg.ty.format.is_none()) {
+        let graph = source.retype(&model.module.graph, None)?;
+        let counted = matches!(source, WeightSource::Checkpoint(_));
+        let plain = |arg: &Arg| arg.ty.format.is_none() && (!counted || arg.ty.dtype.size_bytes() == 2);
+        if graph.args(Role::Weight).all(plain) {
             return Ok(None);
         }
         let number = |poly: ridge_graph::Poly| poly.as_const().map_or(0, |n| n as usize);
@@ -170,15 +155,14 @@ impl Quantisation {
             None => Precision::Bf16,
         };
         // As plans read the weights of layers.
-        let kind = |arg: &ridge_graph::Arg| match (is_of_layer(&arg.name), arg.ty.shape.rank()) {
-            (false, rank) => (rank > 1).then_some(TensorKind::Ends),
-            (true, 3) => Some(TensorKind::Experts),
-            (true, _) if matches!(parallel::placement(arg), Placement::Shard { .. }) => Some(TensorKind::Matrix),
-            (true, _) => Some(TensorKind::Whole),
+        let kind = |arg: &Arg| match (is_of_layer(&arg.name), arg.ty.shape.rank()) {
+            (false, _) => TensorKind::Ends,
+            (true, 3) => TensorKind::Experts,
+            (true, _) if matches!(parallel::placement(arg), Placement::Shard { .. }) => TensorKind::Matrix,
+            (true, _) => TensorKind::Whole,
         };
-        let tensors = graph
-            .args(Role::Weight)
-            .filter_map(|arg| Some((kind(arg)?, number(arg.ty.bytes()), number(arg.ty.shape.elements()))));
+        let tensors =
+            graph.args(Role::Weight).map(|arg| (kind(arg), number(arg.ty.bytes()), number(arg.ty.shape.elements())));
         Ok(Self::of_tensors(tensors, precision))
     }
 
@@ -191,7 +175,8 @@ impl Quantisation {
         }
         let [ends, matrices, experts, whole] =
             sums.map(|(bytes, elements)| (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64));
-        let matrices = matrices.or(experts)?;
+        // Some families have nothing that tensor parallelism divides.
+        let matrices = matrices.or(experts).or(whole)?;
         let (ends, whole) = (ends.unwrap_or(16.0), whole.unwrap_or(16.0));
         Some(Self::File { matrices, experts: experts.unwrap_or(matrices), ends, whole, precision })
     }
@@ -206,7 +191,7 @@ enum TensorKind {
     Whole,
 }
 
-/// Is the tensor one of a numbered layer, such as `blk.3.attn_q.weight`?
+/// Is the tensor one of a numbered layer, such as `model.layers.3.mlp.up_proj.weight`?
 fn is_of_layer(name: &str) -> bool {
     name.split('.').any(|part| part.parse::<usize>().is_ok())
 }

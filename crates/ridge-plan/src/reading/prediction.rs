@@ -15,7 +15,7 @@ impl Reading {
     /// # Errors
     /// [`PlanError::Setting`] when the model has none.
     pub fn with_prediction(mut self, file: &str, text: &str) -> Result<Self, PlanError> {
-        let config = ModelConfig::from_json(file, text)?;
+        let config = ModelConfig::unquantised(file, text)?;
         if !config.predicts() {
             let why = format!("is not possible: {} has no module that drafts tokens", config.model_type());
             return Err(PlanError::setting("--speculate", "mtp", why, "leave it out"));

@@ -4,3 +4,4 @@ mod accuracy;
 mod own;
 mod search;
 mod serve;
+mod stored;

@@ -84,7 +84,8 @@ pub(super) async fn submit(
         let first = choices.len();
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
-            let choice = AnswerChoice::new(tokenizer, prompt, &common.stops, apart(), speller)?;
+            let stops = (common.stops.as_slice(), common.min_tokens);
+            let choice = AnswerChoice::new(tokenizer, prompt, stops, apart(), speller)?;
             let tells = common.sampling.logprobs.is_some();
             choices.push(if tells { choice.with_logprobs(tokenizer, prompt, told)? } else { choice });
         }
@@ -135,7 +136,9 @@ fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
 fn named(error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
-        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => error.of_param(&asked.param),
+        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => {
+            asked.explained().unwrap_or_else(|| error.of_param(&asked.param))
+        }
         _ => error,
     }
 }

@@ -82,10 +82,11 @@ impl ChatRequest {
             ToolChoice::Required => true,
             ToolChoice::Named(name) => tool.name == *name,
         };
-        let mut called = Vec::new();
+        let (mut called, mut sent) = (Vec::new(), Vec::new());
         for (i, tool) in self.tools.iter().enumerate().filter(|(_, tool)| is_called(tool)) {
             let place = format!("tools[{i}].function.parameters");
             called.push((tool.name.as_str(), checked(&place, tool.parameters.clone(), tool.strict)?));
+            sent.push((place, tool.parameters.clone()));
         }
         if !called.is_empty() {
             if let Some(asked) = &self.common.form {
@@ -99,7 +100,7 @@ impl ChatRequest {
                 ToolChoice::Named(_) => called.remove(0).1.schema,
                 _ => one_or_more_of(&called, self.parallel_calls),
             };
-            self.common.form = Some(Asked { param: "tools".to_owned(), form: Form::Schema(schema), left_out });
+            self.common.form = Some(Asked { param: "tools".to_owned(), form: Form::Schema(schema), left_out, sent });
         }
         self.choice = choice;
         Ok(self)

@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::fields::{RequestFields, shown, wrong};
+use super::pattern::open_escape;
 use super::schema::{Enforceable, enforceable};
+use super::schema_errors::explain;
 use crate::error::{ApiError, ApiResult};
 
 /// The form that an answer must have.
@@ -43,17 +45,26 @@ pub(crate) struct Asked {
     pub(crate) form: Form,
     /// What of it is not enforced.
     pub(crate) left_out: Vec<String>,
+    /// The schemas that it is made of, as they were sent, each with its place in the request.
+    pub(crate) sent: Vec<(String, Value)>,
 }
 
 impl Asked {
     fn new(param: String, form: Form) -> Self {
-        Self { param, form, left_out: Vec::new() }
+        Self { param, form, left_out: Vec::new(), sent: Vec::new() }
     }
 
     /// JSON of a schema, to the letter if that is asked for.
     fn of_schema(param: String, place: &str, schema: Value, strict: bool) -> ApiResult<Self> {
+        let sent = vec![(place.to_owned(), schema.clone())];
         let Enforceable { schema, left_out, .. } = checked(place, schema, strict)?;
-        Ok(Self { param, form: Form::Schema(schema), left_out })
+        Ok(Self { param, form: Form::Schema(schema), left_out, sent })
+    }
+
+    /// Why the engine refuses the schema, with the place of what is wrong; `None` if nothing is by itself.
+    pub(crate) fn explained(&self) -> Option<ApiError> {
+        let (place, why) = self.sent.iter().find_map(|(place, sent)| Some((place, explain(sent)?)))?;
+        Some(ApiError { param: Some(self.param.clone()), ..ApiError::bad(format!("{place}{why}")) })
     }
 }
 
@@ -121,6 +132,10 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
         asked.push(Asked::of_schema(name.clone(), &name, schema, false)?);
     }
     if let Some(text) = fields.text(regex)? {
+        if let Some(why) = open_escape(&text) {
+            let why = format!("{} is not a regular expression: {why}", json!(text));
+            return Err(ApiError::param(fields.name(regex), why));
+        }
         asked.push(Asked::new(fields.name(regex), Form::Regex(text)));
     }
     if let Some(list) = fields.list(choice)? {
@@ -234,6 +249,24 @@ mod tests {
         let says =
             r#"guided_json/properties/a/pattern: "a(b" is not a regular expression: the ( at byte 1 is not closed"#;
         assert_eq!(refused.message, says);
+        let says = |pattern: &str| of(pattern).unwrap_err().message.split_once(": ").unwrap().1.to_owned();
+        assert_eq!(
+            says("[z-a]"),
+            r#""[z-a]" is not a regular expression: the range z-a at byte 1 is in the wrong order"#
+        );
+        // The grammar library takes it for one that ends before.
+        let open = r#""a\\" is not a regular expression: the \ at byte 1 escapes nothing"#;
+        assert_eq!(says("a\\"), open);
+        let refused = asked(&json!({ "guided_json": { "patternProperties": { "a\\": {} } } }).to_string()).unwrap_err();
+        assert_eq!(refused.message, format!("guided_json/patternProperties/a\\: {open}"));
+        for (text, param) in [
+            (json!({ "guided_regex": "a\\" }), "guided_regex"),
+            (json!({ "structured_outputs": { "regex": "a\\" } }), "structured_outputs.regex"),
+        ] {
+            let refused = asked(&text.to_string()).unwrap_err();
+            assert_eq!((refused.param.as_deref(), refused.message), (Some(param), format!("{param}: {open}")));
+        }
+        assert!(asked(&json!({ "guided_regex": r"a\\" }).to_string()).is_ok());
         // One that is right and cannot be enforced is a warning.
         assert_eq!(of(r"(a)\1").unwrap().unwrap().left_out.len(), 1);
         assert_eq!(of("[0-9]+").unwrap().unwrap().left_out.len(), 0);

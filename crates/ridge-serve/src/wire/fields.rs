@@ -72,6 +72,11 @@ impl RequestFields {
         self.read(key, &what, |v| whole(v).filter(|n| (least..=most).contains(n)))
     }
 
+    /// A whole number up to `most`, which is `what`.
+    pub(crate) fn whole_up_to(&mut self, key: &'static str, most: u64, what: &str) -> ApiResult<Option<u64>> {
+        self.read(key, what, |v| whole(v).filter(|n| *n <= most))
+    }
+
     /// A whole number of 32 bits; -1 stands for 0 if that is all of something.
     pub(crate) fn whole_or_all(&mut self, key: &'static str, zero_is_all: bool) -> ApiResult<Option<u32>> {
         let what = if zero_is_all { "a whole number from 1, or 0 or -1 for all" } else { "a whole number from 0" };

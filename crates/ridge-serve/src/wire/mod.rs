@@ -9,6 +9,7 @@ pub(crate) mod messages;
 mod pattern;
 pub(crate) mod sampling;
 mod schema;
+mod schema_errors;
 
 #[cfg(test)]
 mod tests {

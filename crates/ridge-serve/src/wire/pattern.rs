@@ -29,8 +29,14 @@ pub(super) fn without_assertions(pattern: &str) -> Option<String> {
     found.then_some(kept)
 }
 
+/// What makes a pattern that ends within an escape, which the grammar library takes for the character before, no regular expression.
+pub(super) fn open_escape(pattern: &str) -> Option<String> {
+    let backslashes = pattern.len() - pattern.trim_end_matches('\\').len();
+    (backslashes % 2 == 1).then(|| format!("the \\ at byte {} escapes nothing", pattern.len() - 1))
+}
+
 /// What makes `pattern` no regular expression of any dialect, if something does: brackets that are not balanced, nothing to
-/// repeat, bounds in the wrong order, an escape of nothing.
+/// repeat, bounds or ranges in the wrong order, an escape of nothing.
 pub(super) fn mistake(pattern: &str) -> Option<String> {
     let (mut at, mut open) = (0, Vec::new());
     // Is there something in front that can be repeated?
@@ -42,10 +48,16 @@ pub(super) fn mistake(pattern: &str) -> Option<String> {
         match c {
             '\\' => match rest[1..].chars().next() {
                 Some(escaped) => length += escaped.len_utf8(),
-                None => return Some("it ends within an escape".to_owned()),
+                None => return open_escape(pattern),
             },
             '[' => match class(rest) {
-                Some(bytes) => length = bytes,
+                Some(bytes) => {
+                    if let Some((within, first, last)) = reversed_range(&rest[..bytes]) {
+                        let at = at + within;
+                        return Some(format!("the range {first}-{last} at byte {at} is in the wrong order"));
+                    }
+                    length = bytes;
+                }
                 // ECMAScript's classes of no and of any character.
                 None if rest.starts_with("[]") => length = 2,
                 None if rest.starts_with("[^]") => length = 3,
@@ -113,6 +125,36 @@ fn class(text: &str) -> Option<usize> {
     }
 }
 
+/// The first range of the class of characters `text` whose ends are in the wrong order, and the byte that it begins at.
+fn reversed_range(text: &str) -> Option<(usize, char, char)> {
+    // A character with its bytes; `None` of an escape that stands for others.
+    let item = |at: usize| {
+        let mut chars = text[at..].chars();
+        match (chars.next()?, chars.next()) {
+            ('\\', Some(escaped)) => Some((escaped.is_ascii_punctuation().then_some(escaped), 1 + escaped.len_utf8())),
+            (c, _) => Some((Some(c), c.len_utf8())),
+        }
+    };
+    let mut at = if text.starts_with("[^") { 2 } else { 1 };
+    while at + 1 < text.len() {
+        let (first, bytes) = item(at)?;
+        let begins = at;
+        at += bytes;
+        // A hyphen at the end stands for itself, and one before a class takes that away in some dialects.
+        if !text[at..].starts_with('-') || ["-]", "-["].iter().any(|end| text[at..].starts_with(end)) {
+            continue;
+        }
+        let (last, bytes) = item(at + 1)?;
+        at += 1 + bytes;
+        if let (Some(first), Some(last)) = (first, last)
+            && first > last
+        {
+            return Some((begins, first, last));
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,7 +170,10 @@ mod tests {
             ("a|+", "the + at byte 2 repeats nothing"),
             ("(?:?a)", "the ? at byte 3 repeats nothing"),
             ("é{3,1}", "the bounds at byte 2 are in the wrong order: 3 exceeds 1"),
-            ("a\\", "it ends within an escape"),
+            ("a\\", "the \\ at byte 1 escapes nothing"),
+            ("x[^z-a]", "the range z-a at byte 3 is in the wrong order"),
+            ("[a-z9-0]", "the range 9-0 at byte 4 is in the wrong order"),
+            (r"[\]-\[]", r"the range ]-[ at byte 1 is in the wrong order"),
         ] {
             assert_eq!(mistake(pattern).as_deref(), Some(why), "{pattern}");
         }
@@ -151,6 +196,11 @@ mod tests {
             "(|a)?",
             "^$",
             "(?P<n>é)*",
+            "[a-z-]",
+            r"[\w-a]",
+            "[--0]",
+            "[a-z-[aeiou]]",
+            "[]-a]",
         ] {
             assert_eq!(mistake(pattern), None, "{pattern}");
         }

@@ -74,10 +74,11 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
         named_limit = named_limit.or(value.map(|limit| (limit, *name)));
     }
     let limit = named_limit.map(|(limit, _)| limit);
-    let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0);
-    if let Some(limit) = limit.filter(|limit| *limit < min_tokens) {
-        return Err(ApiError::param("min_tokens", format!("{min_tokens} exceeds the limit of {limit} tokens")));
-    }
+    let allowed = match named_limit {
+        Some((limit, name)) => format!("a whole number from 0 to {name}, which is {limit}"),
+        None => "a whole number from 0 to the tokens that the context has room for behind the prompt".to_owned(),
+    };
+    let min_tokens = fields.whole_up_to("min_tokens", limit.unwrap_or(most), &allowed)?.unwrap_or(0);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     let mut include_usage = false;
@@ -266,6 +267,15 @@ mod tests {
         let text = r#"{"store": true, "metadata": {"a": "b"}, "safety_identifier": "u1", "prompt_cache_key": "k",
             "prediction": {"type": "content", "content": "x"}, "stop": null, "functions": null}"#;
         assert!(common(text).is_ok());
+    }
+
+    #[test]
+    fn a_minimum_out_of_range_is_told_the_range() {
+        let refused = |text: &str| common(text).unwrap_err().message;
+        let says = "min_tokens: must be a whole number from 0 to max_tokens, which is 4, but is 5";
+        assert_eq!(refused(r#"{"min_tokens": 5, "max_tokens": 4}"#), says);
+        let says = "min_tokens: must be a whole number from 0 to the tokens that the context has room for behind the prompt, but is -1";
+        assert_eq!(refused(r#"{"min_tokens": -1}"#), says);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use ridge_engine::service::is_supported_pattern;
 use serde_json::{Map, Value, json};
 
-use super::pattern::{mistake, not_only, without_assertions};
+use super::pattern::{mistake, not_only, open_escape, without_assertions};
 use crate::json_types::type_name;
 
 /// A schema that can be enforced, and what of the one it was made from cannot, each as a JSON pointer with its reason.
@@ -82,9 +82,14 @@ impl Rewriting {
         let mut also = Vec::new();
         let has_pattern = map.contains_key("pattern");
         for (key, value) in map {
-            let at = format!("{place}/{}", key.replace('~', "~0").replace('/', "~1"));
+            let at = format!("{place}/{}", escaped(&key));
             match key.as_str() {
                 "properties" | "patternProperties" | "$defs" | "definitions" => {
+                    if let (Value::Object(each), "patternProperties") = (&value, key.as_str()) {
+                        for pattern in each.keys() {
+                            self.is_mistaken(pattern, &format!("{at}/{}", escaped(pattern)));
+                        }
+                    }
                     done.insert(key, self.of_each_key(value, &at));
                 }
                 "items" | "prefixItems" | "additionalItems" | "additionalProperties" | "anyOf" | "allOf" => {
@@ -145,7 +150,7 @@ impl Rewriting {
     fn of_each_key(&mut self, value: Value, place: &str) -> Value {
         let Value::Object(map) = value else { return value };
         let each = |(key, value): (String, Value)| {
-            let at = format!("{place}/{}", key.replace('~', "~0").replace('/', "~1"));
+            let at = format!("{place}/{}", escaped(&key));
             let value = self.schema(value, &at);
             (key, value)
         };
@@ -165,12 +170,12 @@ impl Rewriting {
 
     /// Puts the pattern into `done` if it can be enforced, or what it is without assertions; gives what it says beside.
     fn pattern(&mut self, value: Value, place: &str, done: &mut Map<String, Value>) -> Option<Value> {
-        let Some(pattern) = value.as_str().filter(|p| !is_supported_pattern(p)) else {
+        let at = format!("{place}/pattern");
+        let Some(pattern) = value.as_str().filter(|p| self.is_mistaken(p, &at) || !is_supported_pattern(p)) else {
             done.insert("pattern".to_owned(), value);
             return None;
         };
-        if let Some(wrong) = mistake(pattern) {
-            self.mistakes.push(format!("{place}/pattern: {} is not a regular expression: {wrong}", json!(pattern)));
+        if !self.mistakes.is_empty() {
             return None;
         }
         let (pattern, also) = match not_only(pattern) {
@@ -190,6 +195,16 @@ impl Rewriting {
             None => self.leave_out(place, "pattern", "this regular expression is not supported"),
         }
         also
+    }
+
+    /// Is the regular expression at the JSON pointer `place` none?
+    fn is_mistaken(&mut self, pattern: &str, place: &str) -> bool {
+        // The grammar library has extensions that other dialects have not.
+        let wrong = open_escape(pattern).or_else(|| mistake(pattern).filter(|_| !is_supported_pattern(pattern)));
+        let said = wrong.map(|wrong| format!("{place}: {} is not a regular expression: {wrong}", json!(pattern)));
+        let mistaken = said.is_some();
+        self.mistakes.extend(said);
+        mistaken
     }
 
     /// Says by properties what `propertyNames` says, where nothing else is said by them.
@@ -282,6 +297,11 @@ impl Rewriting {
             told && (required(a, key) && required(b, key))
         })
     }
+}
+
+/// A key in a JSON pointer.
+pub(super) fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
 }
 
 /// Are parts of the schema joined: by `allOf`, or by alternatives or a reference beside properties?

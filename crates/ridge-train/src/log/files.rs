@@ -17,6 +17,8 @@ use crate::address::{is_remote, public};
 use crate::error::{Result, io_error};
 use crate::settings::{LogSettings, Settings};
 
+/// The file of events in the folder of a run.
+pub(crate) const LOG: &str = "log.jsonl";
 /// A server that says nothing for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -48,7 +50,7 @@ impl Logs {
     /// When a file cannot be written, or the environment has settings of servers that cannot be used. No server is waited for.
     pub fn open(folder: &Path, settings: &Settings) -> Result<Self> {
         let LogSettings { jsonl, tensorboard, mlflow, wandb, .. } = &settings.log;
-        let jsonl = jsonl.then(|| JsonLines::open(&folder.join("log.jsonl"))).transpose()?;
+        let jsonl = jsonl.then(|| JsonLines::open(&folder.join(LOG))).transpose()?;
         let tensorboard = tensorboard.then(|| EventFile::create(&folder.join("tensorboard"))).transpose()?;
         let mut logs = Self { jsonl, tensorboard, mlflow: None, wandb: None, servers: Vec::new(), notes: Vec::new() };
         if mlflow.is_some() || wandb.is_some() {

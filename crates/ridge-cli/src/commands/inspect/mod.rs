@@ -16,7 +16,7 @@ use ridge_runtime::Backend as _;
 
 use crate::args::{MAX_COUNT, ModelSettings, NumberArgs, whole};
 use crate::error::{Result, refused};
-use crate::output::{note, print, print_json};
+use crate::output::{load_note, note, print, print_json};
 use memory::{InspectedStep, output};
 use show::Inspected;
 
@@ -139,6 +139,9 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     let (mut network, _) =
         ridge::build_network(&files, &config, &settings.model.numbers, settings.context, !files.has_weights())?;
     ridge::round_network(&mut network, &settings.model.numbers, settings.launches.is_none());
+    if let Some(left_out) = ridge::left_out(&network.module().graph, &settings.model.numbers) {
+        note(&load_note(&left_out));
+    }
     match settings.output {
         InspectOutput::Graph => return print(&graphs(&network, |graph| Ok(graph.to_string()))?),
         InspectOutput::LoweredGraph => return print(&lowered(&network)?),

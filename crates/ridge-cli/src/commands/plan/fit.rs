@@ -32,8 +32,8 @@ pub(crate) struct PlanFitArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: that of a GGUF file
-    /// or of the config's quantization_config, otherwise bf16]
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: as the model's
+    /// files store them, or without files of weights as the config's quantization_config says, otherwise bf16]
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
@@ -194,7 +194,7 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     if fit.sequences == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
 }
 
-/// With a limit of the GPU's memory: the engine on one GPU, with weights as they are published.
+/// With a limit of the GPU's memory: the engine on one GPU, with weights as they are stored or published.
 fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
     for (flag, degree) in [("--tp", args.tp), ("--pp", args.pp), ("--ep", args.ep)] {
         if degree > 1 {
@@ -207,7 +207,7 @@ fn on_one_gpu(args: &PlanFitArgs, gpu_memory: Bytes) -> Result<()> {
         return Err(refused("--cache-bits", args.cache_bits, why));
     }
     if let Some(weights) = args.weights {
-        let why = "with --gpu-memory, weights are planned as the config publishes them; leave it out";
+        let why = "with --gpu-memory, weights are planned as the model's files or its config have them; leave it out";
         return Err(refused("--weights", weights.name(), why));
     }
     let PlanFitArgs { target, host_link, context, step_tokens, page, .. } = args;

@@ -149,14 +149,14 @@ fn planned(plan: Result<HostPlan, ridge::Error>) -> Result<Result<HostPlan, Stri
 }
 
 pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
-    let config = args.target.config()?;
+    let (config, source) = args.target.config_and_weights()?;
     let sheet = DeviceSpec::find(&args.target.device).map_err(PlanError::from)?;
     if args.gpu_memory > sheet.memory.value {
         let why = format!("exceeds the memory of {}, {}", sheet.name, sheet.memory.value);
         return Err(refused("--gpu-memory", args.gpu_memory, &why));
     }
     // What products of prompts multiply, where the device has a rate for it.
-    let precision = match args.target.weights(None)? {
+    let precision = match Quantisation::of_source(&config, &source)?.unwrap_or(Quantisation::Bf16) {
         Quantisation::File { precision, .. } if sheet.dense_rates.contains_key(&precision) => precision,
         _ => Precision::Bf16,
     };
@@ -176,7 +176,7 @@ pub(super) fn run(args: &HostFit<'_>) -> Result<()> {
         // All programs of the engine are compiled, and buckets of theirs planned, which takes seconds for large models.
         spinner.now(format!("planning the engine's steps of {}", count(sequences, "sequence")));
         let settings = HostPlanSettings { gpu_memory, context, sequences, chunk };
-        planned(HostPlan::new(&config, &numbers, sheet, settings))
+        planned(HostPlan::new(&config, &source, &numbers, sheet, settings))
     };
     let title = format!("{} on {} with {gpu_memory} of its memory", config.model_type(), machine.name);
     let one = match plan(1)? {

@@ -32,8 +32,8 @@ pub(crate) struct PlanServeArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: that of a GGUF file
-    /// or of the config's quantization_config, otherwise bf16]
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: as the model's
+    /// files store them, or without files of weights as the config's quantization_config says, otherwise bf16]
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 

@@ -1,12 +1,13 @@
 //! The model and the device of a plan, and the sources of their figures.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use ridge_files::hub::find_model;
 use ridge_graph::DType;
 use ridge_hw::spec::Precision;
-use ridge_models::{ModelConfig, ModelFiles};
+use ridge_models::{ModelConfig, ModelFiles, NetworkConfig, WeightSource};
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::{Calibration, Machine};
 use ridge_plan::ledger::Quantisation;
@@ -14,7 +15,8 @@ use ridge_plan::reading::Reading;
 use serde_json::{Value, json};
 
 use super::shape::{ModelShape, rope_scaling, with_rope_scaling};
-use crate::error::{Result, refused};
+use crate::error::{Error, Result, refused};
+use crate::output::note;
 
 /// The model and the device.
 #[derive(Debug, Args)]
@@ -73,18 +75,36 @@ impl TargetArgs {
         Ok(read(&name, &text)?)
     }
 
-    /// The model's configuration, as a family that runs reads it.
-    pub(crate) fn config(&self) -> Result<ModelConfig> {
+    /// The model's configuration, as a family that runs reads it, and where its weights would come from: its files, or, where it has
+    /// none that can be read, random ones in the formats in which the configuration says that they are published.
+    pub(crate) fn config_and_weights(&self) -> Result<(ModelConfig, WeightSource)> {
         let (name, text) = self.config_text()?;
-        Ok(ModelConfig::from_json(&name, &text)?)
+        let config = ModelConfig::from_json(&name, &text)?;
+        let published = || WeightSource::RandomAsPublished(Box::new(config.clone()));
+        let files = self.model.as_deref().map(open).transpose()?.filter(ModelFiles::has_weights);
+        let source = match files.map(|files| (stored(&files, &config), files.gguf().is_some())) {
+            None => published(),
+            Some((Err(error), false)) => {
+                note(&format!("weights are counted as {name} says, because their files cannot be counted: {error}"));
+                published()
+            }
+            Some((stored, _)) => stored?,
+        };
+        Ok((config, source))
+    }
+
+    /// The configuration of the model before it was quantised.
+    pub(crate) fn unquantised_config(&self) -> Result<ModelConfig> {
+        let (name, text) = self.config_text()?;
+        Ok(ModelConfig::unquantised(&name, &text)?)
     }
 
     /// The name and the text of the model's configuration.
     fn config_text(&self) -> Result<(String, String)> {
         let (name, mut text) = match (&self.model, &self.shape) {
             (Some(path), _) => {
-                let (path, files) = open(path)?;
-                (name_of(&path).to_owned(), files.config_text()?.into_owned())
+                let files = open(path)?;
+                (files.config_name(), files.config_text()?.into_owned())
             }
             (None, Some(shape)) => ("--shape".to_owned(), shape.config()),
             (None, None) => return Err(refused("MODEL", "", "is required, or --shape")),
@@ -101,13 +121,20 @@ impl TargetArgs {
         Ok(self.calibration()?.machine(&self.device, precision)?)
     }
 
-    /// The requested weight format, or that of a GGUF file, or that in which the configuration says that the model is
-    /// published, or 16 bits.
+    /// The requested weight format, or that of the model's files of weights, or that in which the configuration says that the model
+    /// is published, or 16 bits.
     pub(crate) fn weights(&self, asked: Option<Quantisation>) -> Result<Quantisation> {
-        match (asked, &self.model) {
-            (Some(weights), _) => Ok(weights),
-            (None, Some(model)) => Ok(Quantisation::of_files(&open(model)?.1)?.unwrap_or(Quantisation::Bf16)),
-            (None, None) => Ok(Quantisation::Bf16),
+        match asked {
+            Some(weights) => Ok(weights),
+            None => {
+                let (config, source) = self.config_and_weights().map_err(|error| match error {
+                    Error::Plan(PlanError::Model(error)) | Error::Model(error) => {
+                        PlanError::Storage(Box::new(error)).into()
+                    }
+                    other => other,
+                })?;
+                Ok(Quantisation::of_source(&config, &source)?.unwrap_or(Quantisation::Bf16))
+            }
         }
     }
 
@@ -134,8 +161,8 @@ impl TargetArgs {
 /// The graph of a config.json, of one in a folder or of a GGUF file, in the form that plans read, with a cache of `bits` an
 /// element as the engine stores it.
 pub(crate) fn read_model(path: &Path, bits: usize) -> Result<Reading> {
-    let (path, files) = open(path)?;
-    Ok(Reading::with_cache(name_of(&path), &files.config_text()?, cache_dtype(bits))?)
+    let files = open(path)?;
+    Ok(Reading::with_cache(&files.config_name(), &files.config_text()?, cache_dtype(bits))?)
 }
 
 /// The dtype of a cache with elements of `bits` bits; bf16 for those that the engine does not have.
@@ -155,21 +182,24 @@ pub(crate) fn cache_element(bits: usize) -> String {
     }
 }
 
-/// The files of a model, and the one that describes it.
-fn open(path: &Path) -> Result<(PathBuf, ModelFiles)> {
-    let found = find_model(path)?;
-    let path = found.as_path();
-    let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    if let Err(e) = std::fs::metadata(&path) {
+/// The files of a model.
+fn open(path: &Path) -> Result<ModelFiles> {
+    let path = find_model(path)?;
+    let config = if path.is_dir() { path.join("config.json") } else { path.clone() };
+    if let Err(e) = std::fs::metadata(&config) {
         let why = format!("cannot be read ({e}); give a folder with a config.json, that file, or a GGUF file");
-        return Err(refused("MODEL", path.display(), &why));
+        return Err(refused("MODEL", config.display(), &why));
     }
-    let files = ModelFiles::from_config(&path).map_err(PlanError::from)?;
-    Ok((path, files))
+    let files = if path.is_dir() { ModelFiles::open(Some(&path)) } else { ModelFiles::from_config(&path) };
+    Ok(files.map_err(PlanError::from)?)
 }
 
-fn name_of(path: &Path) -> &str {
-    path.file_name().and_then(|n| n.to_str()).unwrap_or("config.json")
+/// The weights of `files`, whose tensors must be those of the model of `config`.
+fn stored(files: &ModelFiles, config: &ModelConfig) -> Result<WeightSource, PlanError> {
+    let checkpoint = files.network_checkpoint(&NetworkConfig::Decoder(config.clone()))?;
+    let source = WeightSource::Checkpoint(Arc::new(checkpoint));
+    Quantisation::of_source(config, &source)?;
+    Ok(source)
 }
 
 /// The machine for weights in this format.

@@ -106,7 +106,7 @@ pub(super) fn run(args: &PlanTrainArgs, reading: &Reading, machine: &Machine, wo
         let seconds = step.total + choice.exposed_seconds(forward, args.host_link);
         Timed { seconds, fits: choice.memory.on_device() as f64 <= usable, choice }
     };
-    let choices: Vec<Timed> = step_choices(&settings, &args.target.config()?, &backend)?
+    let choices: Vec<Timed> = step_choices(&settings, &args.target.unquantised_config()?, &backend)?
         .into_iter()
         .filter(|choice| only.is_none_or(|only| choice.recomputation == only))
         .map(timed)
