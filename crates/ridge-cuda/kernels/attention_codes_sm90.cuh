@@ -5,6 +5,7 @@
 // Floor: a tile of 128 positions at DIM 128 is 2,048 vectors of 16 codes, 16 to a producer, at some 20 (E4M3) to 30 (int8) instructions
 // each: 320 to 480 issue slots of a quarter of the multiprocessor, beside some 1,200 of consumers, of at least 2,048 cycles of
 // products. Shared memory is as busy: of those cycles wgmma reads in 1,280, producers store in 512, and factors of columns take 192.
+// With INT8_SCORES the copy engine brings keys, and producers convert values alone, to D, with their scales (`attention_int8_sm90.cuh`).
 // Defines: those of `codes.cuh`, `attention_items.cuh` and `attention_sm90.cu`.
 
 #if CODED
@@ -167,7 +168,8 @@ __device__ inline void bring_codes(
         if (cursor.some()) found = find();
         barrier_wait(rings.k_free + 8 * stage, parity);
 #if INT8_SCORES
-        bring_keys(cache.keys, rings.keys + stage * KEY_BYTES, rings.scales + slot, rings.k_full + 8 * stage, line, of_key * cache.scale * (SOFTCAP ? 2.0f * LOG2E / CAP : LOG2E));
+        const float factor = of_key * cache.scale * (SOFTCAP ? 2.0f * LOG2E / CAP : LOG2E);
+        bring_keys(cache.keys, rings.keys + stage * KEY_BYTES, rings.scales + slot, rings.k_full + 8 * stage, line, factor);
 #else
         const float scale = scale_of_values(of_value);
         // From a lane's number that is read again: registers are short.

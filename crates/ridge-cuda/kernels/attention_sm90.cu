@@ -8,12 +8,13 @@
 // into two rings, a box for each cache block; the third divides an item's tokens into segments of one sequence. Each of CONSUMERS
 // warpgroups multiplies 64 rows: it issues the scores of the next tile, then the values of this one, and takes the next tile's
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
-// A cache of codes goes through the registers of four producer warps (`attention_codes_sm90.cuh`), and wgmma multiplies f16.
+// A cache of codes goes through the registers of four producer warps (`attention_codes_sm90.cuh`), and wgmma multiplies f16. With INT8_SCORES
+// it multiplies keys as the cache has them, by queries that are rounded to int8 (`attention_int8_sm90.cuh`), and values as D.
 // q is rotated in shared memory by those who multiply it, by a table of `rotary_table.cu`: each (ROWS tokens, query head) is met once.
 // Defines: PAIRS of each head that are rotated, 0 for none; D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
 // block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu; FEW: tokens in runs of
 // fewer are left out, 0 for none, and PROMPTS, whether tokens behind their sequences' prompts are (runs.cuh); LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
-// nothing; CONSUMERS; STAGES; what `codes.cuh` takes: of codes CONSUMERS is 2, and PAGED 1. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
+// nothing; CONSUMERS; STAGES; INT8_SCORES, 0 or 1, which takes a CODE of I8; what `codes.cuh` takes: of codes CONSUMERS is 2, and PAGED 1. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks. For other architectures it is empty, and is not launched.
 
 // Tiles of tokens that are sorted by length.
@@ -251,7 +252,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #if INT8_SCORES
             quantize_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64);
             group_wait(4 + own, 128);
-            const float of_row[2] = {of_rows[first_row], of_rows[first_row + 8]};
+            float of_row[2];
+            // Padding may have any queries, and its result is 0.
+#pragma unroll
+            for (int y = 0; y < 2; ++y) of_row[y] = item.position[first_row + 8 * y] == PADDING ? 1.0f : of_rows[first_row + 8 * y];
 #elif CODED
             const bool fitted = fit_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64);
             group_wait(4 + own, 128);

@@ -3,6 +3,7 @@
 // Defines: CODED, 0 or 1: is the cache of codes, and has it scales; CODE of one, I8 or F8E4M3; without, D is multiplied as it is.
 
 #if CODED
+// Where scores are products of int8 (`attention_int8_sm90.cuh`), values are multiplied as D.
 #if INT8_SCORES
 typedef D Multiplied;
 #else

@@ -75,9 +75,14 @@ impl LimitedDeviceArgs {
         Placement {
             gpu_memory: self.gpu_memory,
             deterministic: self.deterministic,
-            int8_attention: self.attention == AttentionArg::Int8,
+            int8_attention: self.int8_attention(),
             ..self.device.placement()
         }
+    }
+
+    /// Whether `--attention int8` was given.
+    pub(crate) fn int8_attention(&self) -> bool {
+        self.attention == AttentionArg::Int8
     }
 
     /// Whether `--deterministic` was given.

@@ -290,7 +290,7 @@ fn encoder(
     if args.place.deterministic() {
         return Err(refused("--deterministic", true, "applies to decoders only, but this is an encoder"));
     }
-    if args.place.placement().int8_attention {
+    if args.place.int8_attention() {
         return Err(refused("--attention", "int8", "applies to decoders only, but this is an encoder"));
     }
     let prompt = sentence.prompt.clone();
