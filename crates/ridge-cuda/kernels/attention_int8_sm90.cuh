@@ -19,9 +19,9 @@ __device__ inline u64 codes_of_keys(u32 at) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(8 * DIM >> 4) << 32 | (u64)(DIM == 128 ? 1 : 2) << 62;
 }
 
-// The 64 rows of q at `at`, of this warpgroup, from D to codes in the first DIM bytes of their rows of the first slice, and the scale of
-// each to `of_row`.
-__device__ inline void quantize_queries(u32 at, float* of_row) {
+// The 64 rows of q at `at`, of this warpgroup and of these positions, from D to codes in the first DIM bytes of their rows of the first
+// slice, and the scale of each to `of_row`: a number for padding too, which may have any queries and whose result is 0.
+__device__ inline void quantize_queries(u32 at, float* of_row, const int* position) {
     const int row = threadIdx.x % 128 / 2, part = threadIdx.x & 1;
     const u32 own = at + row * 128, from = own + (SLICES == 2 ? part * (ROWS * 128) : 0);
     // Two rows of the same banks are read in different order.
@@ -38,7 +38,7 @@ __device__ inline void quantize_queries(u32 at, float* of_row) {
     bits = max(bits & 0xffff, bits >> 16);
     float largest = D::load((u16)max(bits, __shfl_xor_sync(~0u, bits, 1)));
     if (largest < LEAST_QUERY) largest = LEAST_QUERY;
-    if (part == 0) of_row[row] = largest * (1.0f / 127.0f);
+    if (part == 0) of_row[row] = position[row] == PADDING ? 1.0f : largest * (1.0f / 127.0f);
     const float factor = 127.0f / largest;
     // The lowest byte of 1.5 * 2^23 + x is the code of x.
     auto code = [&](u32 two, int e) { return __float_as_uint(fmaf(D::load((u16)(two >> 16 * e)), factor, 12582912.0f)); };

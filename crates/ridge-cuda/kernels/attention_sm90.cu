@@ -42,7 +42,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     const float* __restrict__ scales,
 #endif
 #if SINKS
-    const float* __restrict__ sinks,
+    const SINK::Raw* __restrict__ sinks,
 #endif
 #if PROMPTS
     const int* __restrict__ prompts,
@@ -250,12 +250,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #endif
             const u64 x = swizzled(room + slot * Q_BYTES + own * 64 * 128);
 #if INT8_SCORES
-            quantize_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64);
+            quantize_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64, item.position + own * 64);
             group_wait(4 + own, 128);
-            float of_row[2];
-            // Padding may have any queries, and its result is 0.
-#pragma unroll
-            for (int y = 0; y < 2; ++y) of_row[y] = item.position[first_row + 8 * y] == PADDING ? 1.0f : of_rows[first_row + 8 * y];
+            const float of_row[2] = {of_rows[first_row], of_rows[first_row + 8]};
 #elif CODED
             const bool fitted = fit_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64);
             group_wait(4 + own, 128);
@@ -497,7 +494,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #else
                 const float factor = CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E;
 #endif
-                if (total[y] != 0.0f) total[y] += power(sinks[head] * LOG2E - most[y] * factor);
+                if (total[y] != 0.0f) total[y] += power(SINK::load(sinks[head]) * LOG2E - most[y] * factor);
 #endif
                 const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
                 const i64 row = (i64)(token + first_row + 8 * y) * heads + head;

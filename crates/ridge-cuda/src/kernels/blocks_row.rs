@@ -1,10 +1,10 @@
 //! Products of one row by weights in block formats: `kernels/blocks_row.cu`.
 
 use super::block_text::{BlockText, CHUNK, Formats};
-use super::linear_call::{LinearCall, LinearEpilogue, flag};
+use super::linear_call::{LinearCall, LinearEpilogue};
 use super::norm;
 use crate::gemm::PROCESSORS;
-use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, name};
+use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, flag, name};
 
 /// The weights are prefetched; see [`DeviceAction::Launch`].
 pub(super) const ROW: KernelText<'_> = KernelText::new(concat!(

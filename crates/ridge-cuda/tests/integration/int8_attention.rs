@@ -9,7 +9,7 @@ use ridge_graph::{Arg, Bindings, DType, Tensor, Value};
 use ridge_runtime::Backend;
 
 use crate::cases::KernelCase;
-use crate::codes;
+use crate::codes::OverCodes;
 use crate::common::int8_gpu;
 use crate::running::{run, same_bits};
 
@@ -72,8 +72,19 @@ fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase, spread: f64) -> Result<(), S
 #[test]
 fn scores_of_prompts_are_those_of_queries_rounded_to_int8() {
     let Some(gpu) = int8_gpu() else { return };
-    let over_int8 = |case: &KernelCase| case.given.iter().any(|(name, of)| *name == "kv" && of.dtype == DType::I8);
-    let cases: Vec<KernelCase> = codes::attentions_over_codes().into_iter().filter(over_int8).collect();
+    // Several tiles of rows and columns, and tokens that are computed one by one among them.
+    let prompt: &[(usize, usize)] = &[(0, 150)];
+    let mixed: &[(usize, usize)] = &[(60, 1), (0, 40), (130, 20), (5, 3)];
+    let cases = [
+        (DType::BF16, 128, 16, prompt, 3, (None, None), false),
+        (DType::BF16, 128, 64, mixed, 0, (None, Some(20.0)), true),
+        (DType::BF16, 64, 128, prompt, 0, (None, None), true),
+        (DType::F16, 64, 8, mixed, 2, (Some(50), None), false),
+    ]
+    .map(|(dtype, dim, block, sequences, padding, (window, softcap), sinks)| {
+        let (codes, heads) = (DType::I8, [2, 1]);
+        OverCodes { dtype, codes, heads, dim, block, sequences, padding, window, softcap, sinks }.case()
+    });
     let gpu = &gpu;
     let failures: Vec<String> = std::thread::scope(|scope| {
         // Queries of one magnitude, and with an outlier beside which they are a few units.
