@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ridge_cuda::{CudaKernelRegistry, sources};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, DType, Tensor, Value};
-use ridge_runtime::Backend;
+use ridge_runtime::{Backend, lower};
 
 use crate::cases::KernelCase;
 use crate::codes::OverCodes;
@@ -67,6 +68,31 @@ fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase, spread: f64) -> Result<(), S
         return Err(named("queries are not rounded".to_owned()));
     }
     Ok(())
+}
+
+#[test]
+fn prompts_over_caches_of_int8_alone_have_scores_of_int8() {
+    let registry = CudaKernelRegistry::builtin().with_int8_attention();
+    for codes in [DType::I8, DType::F8E4M3] {
+        let case = OverCodes {
+            dtype: DType::BF16,
+            codes,
+            heads: [2, 1],
+            dim: 128,
+            block: 16,
+            sequences: &[(0, 150)],
+            padding: 0,
+            window: None,
+            softcap: None,
+            sinks: false,
+        };
+        let lowered = lower(&case.case().graph, &["0"], &registry.claims()).expect("lowers");
+        let prompt = sources(&registry, &lowered, &Bindings::new()).expect("compiles").into_iter();
+        let prompt: Vec<_> = prompt.filter(|source| &*source.entry == "attention_sm90").collect();
+        let [source] = &prompt[..] else { panic!("{} kernels of prompts", prompt.len()) };
+        let wanted = format!("#define INT8_SCORES {}\n", u8::from(codes == DType::I8));
+        assert!(source.text.contains(&wanted), "over {codes}: no {wanted}");
+    }
 }
 
 #[test]
