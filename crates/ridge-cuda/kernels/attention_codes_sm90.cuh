@@ -5,6 +5,7 @@
 // Floor: a tile of 128 positions at DIM 128 is 2,048 vectors of 16 codes, 16 to a producer, at some 20 (E4M3) to 30 (int8) instructions
 // each: 320 to 480 issue slots of a quarter of the multiprocessor, beside some 1,200 of consumers, of at least 2,048 cycles of
 // products. Shared memory is as busy: of those cycles wgmma reads in 1,280, producers store in 512, and factors of columns take 192.
+// With INT8_SCORES the copy engine brings keys, and producers convert values alone, to D, with their scales (`attention_int8_sm90.cuh`).
 // Defines: those of `codes.cuh`, `attention_items.cuh` and `attention_sm90.cu`.
 
 #if CODED
@@ -13,7 +14,11 @@ typedef CODE::Raw Stored;
 // Beside a tile's codes, of each two columns: the factors of their scores and the logarithms of their values' scales, and behind those
 // of all columns the inverses of the scales, as a thread of wgmma reads them: four floats at a time.
 // A slot more than the rings have stages, as the softmax of a tile ends after its stage of keys is free.
+#if INT8_SCORES
+#define SCALE_BYTES (COLUMNS * 4)
+#else
 #define SCALE_BYTES (COLUMNS * 12)
+#endif
 #define SCALE_SLOTS (STAGES + 1)
 // Vectors of a producer of one side of a tile, and the rows that a warp loads at a time.
 #define VECTORS (DIM / 16)
@@ -24,6 +29,9 @@ struct Rings { u32 item_full, item_free, k_full, k_free, v_full, v_free, keys, s
 
 // The cache of a launch. `rows` of a side of a block; `scale` of scores, beside the scales of keys.
 struct CodedCache {
+#if INT8_SCORES
+    const TensorMap* keys;
+#endif
     const Stored* codes;
     const float* scales;
     const int* table;
@@ -31,6 +39,7 @@ struct CodedCache {
     float scale;
 };
 
+#if !INT8_SCORES
 // Does f16 hold what D holds?
 template <class D> struct Fits { static const bool f16 = false; };
 template <> struct Fits<F16> { static const bool f16 = true; };
@@ -66,6 +75,7 @@ __device__ inline bool fit_queries(u32 at, float* of_row) {
     stores_before_products();
     return !__all_sync(~0u, plain);
 }
+#endif
 
 // What producer warps do: each brings 32 positions of every tile of this block's `count` items. `prepare` is called by one of them, for
 // the items in their order, while tiles of the one before are brought; `key_of` is the key head of an item.
@@ -88,11 +98,17 @@ __device__ inline void bring_codes(
             : "=r"(held[i].x), "=r"(held[i].y), "=r"(held[i].z), "=r"(held[i].w)
             : "r"(line), "r"(row), "r"(i * LOAD_ROWS), "r"(side), "n"(DIM), "l"(from));
     };
-    auto store = [&](int i, u32 tile) {
+    auto store = [&](int i, u32 tile, float of_value) {
         const u32 x[4] = {held[i].x, held[i].y, held[i].z, held[i].w};
         u32 y[8];
+#if INT8_SCORES
+        const float of_row = __shfl_sync(~0u, of_value, i * LOAD_ROWS + row);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) to_values(x[w], y + 2 * w, of_row);
+#else
 #pragma unroll
         for (int w = 0; w < 4; ++w) to_halves(x[w], y + 2 * w, CODE());
+#endif
         // Of eight rows those of an odd load are the upper four at DIM 128.
         const int odd = SLICES == 2 ? i & 1 : 0, group = SLICES == 2 ? i / 2 : i;
 #pragma unroll
@@ -146,11 +162,15 @@ __device__ inline void bring_codes(
         const float of_key = found >= 0 ? cache.scales[line] : 0.0f;
         const float of_value = found >= 0 ? cache.scales[line + cache.rows] : 0.0f;
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) load(i, line, 0);
+        for (int i = 0; i < VECTORS; ++i) load(i, line, INT8_SCORES ? cache.rows : 0);
         cursor.next();
         ++brought;
         if (cursor.some()) found = find();
         barrier_wait(rings.k_free + 8 * stage, parity);
+#if INT8_SCORES
+        const float factor = of_key * cache.scale * (SOFTCAP ? 2.0f * LOG2E / CAP : LOG2E);
+        bring_keys(cache.keys, rings.keys + stage * KEY_BYTES, rings.scales + slot, rings.k_full + 8 * stage, line, factor);
+#else
         const float scale = scale_of_values(of_value);
         // From a lane's number that is read again: registers are short.
         u32 column;
@@ -164,13 +184,14 @@ __device__ inline void bring_codes(
         // The registers of keys take values at once.
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            store(i, stage * SIDE_BYTES);
+            store(i, stage * SIDE_BYTES, 1.0f);
             load(i, line, cache.rows);
         }
         publish(rings.k_full + 8 * stage);
+#endif
         barrier_wait(rings.v_free + 8 * stage, parity);
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) store(i, (STAGES + stage) * SIDE_BYTES);
+        for (int i = 0; i < VECTORS; ++i) store(i, STAGES * KEY_BYTES + stage * SIDE_BYTES, of_value);
         publish(rings.v_full + 8 * stage);
     }
 }

@@ -12,9 +12,17 @@
 #define GROUP_BYTES (PAGED ? SLICES * 1024 : 1024)
 #define SLICE_BYTES (PAGED ? 1024 : COLUMNS * 128)
 #define LOG2E 1.44269504088896340736f
+// Of a tile of keys: of codes where scores are products of int8.
+#define KEY_BYTES (INT8_SCORES ? COLUMNS * DIM : SIDE_BYTES)
 // Of a row: padding, whose result is 0, and a token that another kernel takes.
 #define PADDING -1
 #define LEFT_OUT -2
+
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // Rows [low, high) of an item, packed, are of one sequence, and see positions from `first`, where a tile begins, up to `end`. `id` is
 // the sequence's row of the table, or where keys are not paged the token of its position 0.

@@ -8,12 +8,13 @@
 // into two rings, a box for each cache block; the third divides an item's tokens into segments of one sequence. Each of CONSUMERS
 // warpgroups multiplies 64 rows: it issues the scores of the next tile, then the values of this one, and takes the next tile's
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
-// A cache of codes goes through the registers of four producer warps (`attention_codes_sm90.cuh`), and wgmma multiplies f16.
+// A cache of codes goes through the registers of four producer warps (`attention_codes_sm90.cuh`), and wgmma multiplies f16. With INT8_SCORES
+// it multiplies keys as the cache has them, by queries that are rounded to int8 (`attention_int8_sm90.cuh`), and values as D.
 // q is rotated in shared memory by those who multiply it, by a table of `rotary_table.cu`: each (ROWS tokens, query head) is met once.
 // Defines: PAIRS of each head that are rotated, 0 for none; D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
 // block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; SINKS, as in attention.cu; FEW: tokens in runs of
 // fewer are left out, 0 for none, and PROMPTS, whether tokens behind their sequences' prompts are (runs.cuh); LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
-// nothing; CONSUMERS; STAGES; what `codes.cuh` takes: of codes CONSUMERS is 2, and PAGED 1. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
+// nothing; CONSUMERS; STAGES; INT8_SCORES, 0 or 1, which takes a CODE of I8; what `codes.cuh` takes: of codes CONSUMERS is 2, and PAGED 1. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks. For other architectures it is empty, and is not launched.
 
 // Tiles of tokens that are sorted by length.
@@ -23,14 +24,11 @@
 #define PRODUCER_REGISTERS (CODED ? 88 : CONSUMERS == 2 ? 40 : 32)
 #define CONSUMER_REGISTERS (CODED ? 208 : CONSUMERS == 2 ? 232 : 160)
 
-__device__ inline float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention_sm90(
     const __grid_constant__ TensorMap q,
+#if INT8_SCORES
+    const __grid_constant__ TensorMap key_codes,
+#endif
 #if CODED
     const Stored* __restrict__ cache,
 #else
@@ -65,7 +63,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     __shared__ int lengths[MAX_SORTED];
     __shared__ u16 order[MAX_SORTED];
     const u32 room = (shared_address(shared) + 1023) & ~1023u, k_ring = room + 2 * Q_BYTES;
-    const u32 v_ring = k_ring + STAGES * SIDE_BYTES;
+    const u32 v_ring = k_ring + STAGES * KEY_BYTES;
 #if CODED
     const u32 of_columns = v_ring + STAGES * SIDE_BYTES;
     __shared__ float of_rows[ROWS];
@@ -151,7 +149,11 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
         registers_lower<PRODUCER_REGISTERS>();
 #if CODED
         const Rings rings = {item_full, item_free, k_full, k_free, v_full, v_free, k_ring, of_columns};
-        const CodedCache coded = {cache, scales, table, (int)n.v[2], (int)n.v[3], heads / SHARE, heads / SHARE * BLOCK, scale};
+        const CodedCache coded = {
+#if INT8_SCORES
+            &key_codes,
+#endif
+            cache, scales, table, (int)n.v[2], (int)n.v[3], heads / SHARE, heads / SHARE * BLOCK, scale};
         bring_codes(rings, coded, items, block_items, prepare, [&](int nth) { return item_of(nth, all) % heads / SHARE; });
 #else
         const int warp = threadIdx.x / 32;
@@ -247,20 +249,35 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
             group_wait(4 + own, 128);
 #endif
             const u64 x = swizzled(room + slot * Q_BYTES + own * 64 * 128);
-#if CODED
+#if INT8_SCORES
+            quantize_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64, item.position + own * 64);
+            group_wait(4 + own, 128);
+            const float of_row[2] = {of_rows[first_row], of_rows[first_row + 8]};
+#elif CODED
             const bool fitted = fit_queries(room + slot * Q_BYTES + own * 64 * 128, of_rows + own * 64);
             group_wait(4 + own, 128);
 #endif
             float score[COLUMNS / 2], value[DIM / 2];
+#if INT8_SCORES
+            int sums[COLUMNS / 2];
+#else
+            float (&sums)[COLUMNS / 2] = score;
+#endif
             u32 weight[COLUMNS / 4];
             float most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f}, keep[2];
 
             auto scores = [&](u32 stage) {
+#if INT8_SCORES
+                const u64 w = codes_of_keys(k_ring + stage * KEY_BYTES);
+#pragma unroll
+                for (int k = 0; k < DIM / 32; ++k) Wgmma<I8, COLUMNS>::of(sums, x + k * 2, w + k * 2, k > 0);
+#else
                 const u64 w = swizzled(k_ring + stage * SIDE_BYTES, GROUP_BYTES);
 #pragma unroll
                 for (int k = 0; k < DIM / 16; ++k)
-                    Wgmma<Multiplied, COLUMNS>::of(score, x + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2,
+                    Wgmma<Multiplied, COLUMNS>::of(sums, x + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2,
                         w + k / 4 * (SLICE_BYTES >> 4) + k % 4 * 2, k > 0);
+#endif
                 products_end();
             };
             auto values_of = [&](u32 stage, int add) {
@@ -287,7 +304,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
             };
             // Scores to powers, with the new maximum and sum of each row; of the tile that is so many from the first.
             auto softmax = [&](const Cursor& c, u32 nth_tile) {
-#if CODED
+#if INT8_SCORES
+                scale_scores(score, sums, of_columns + nth_tile % SCALE_SLOTS * SCALE_BYTES, of_row);
+#elif CODED
                 const u32 of_tile = of_columns + nth_tile % SCALE_SLOTS * SCALE_BYTES + pair * 16;
                 if (fitted) {
                     const float of_row[2] = {of_rows[first_row], of_rows[first_row + 8]};
@@ -352,11 +371,14 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                                 if (p >= end[y] || (WINDOW > 0 && p < begin[y])) score[j * 4 + y * 2 + i] = MASKED;
                             }
                 }
-#if CODED
+#if CODED && !INT8_SCORES
                 float shifts[2];
 #endif
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
+#if INT8_SCORES
+                    const float factor = SOFTCAP ? 1.0f : of_row[y];
+#endif
                     float largest = most[y];
 #pragma unroll
                     for (int j = 0; j < COLUMNS / 8; ++j)
@@ -367,7 +389,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                     const float shift = largest == MASKED ? 0.0f : -largest * factor;
                     keep[y] = power((most[y] - largest) * factor);
                     most[y] = largest;
-#if CODED
+#if CODED && !INT8_SCORES
                     shifts[y] = shift;
                 }
                 float sum[2] = {0.0f, 0.0f};
@@ -411,7 +433,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 products_begin();
                 scores(k_at % STAGES);
                 products_wait<0>();
-                products_done<COLUMNS / 2>(score);
+                products_done<COLUMNS / 2>(sums);
                 if (threadIdx.x % 128 == 0) barrier_arrive(k_free + 8 * (k_at % STAGES));
                 ++k_at;
                 softmax(cursor, k_at - 1);
@@ -429,7 +451,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                     values_of(v_stage, add);
                     group_arrive(1 + (own + 1) % CONSUMERS, 256);
                     products_wait<1>();
-                    products_done<COLUMNS / 2>(score);
+                    products_done<COLUMNS / 2>(sums);
                     if (threadIdx.x % 128 == 0) barrier_arrive(k_free + 8 * k_stage);
                     softmax(cursor, k_at);
                     products_wait<0>();
@@ -467,8 +489,12 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 total[y] += __shfl_xor_sync(~0u, total[y], 1);
                 total[y] += __shfl_xor_sync(~0u, total[y], 2);
 #if SINKS
-                if (total[y] != 0.0f)
-                    total[y] += power(SINK::load(sinks[head]) * LOG2E - most[y] * (CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E));
+#if INT8_SCORES
+                const float factor = SOFTCAP ? 1.0f : of_row[y];
+#else
+                const float factor = CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E;
+#endif
+                if (total[y] != 0.0f) total[y] += power(SINK::load(sinks[head]) * LOG2E - most[y] * factor);
 #endif
                 const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
                 const i64 row = (i64)(token + first_row + 8 * y) * heads + head;

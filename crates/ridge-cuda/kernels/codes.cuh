@@ -3,7 +3,12 @@
 // Defines: CODED, 0 or 1: is the cache of codes, and has it scales; CODE of one, I8 or F8E4M3; without, D is multiplied as it is.
 
 #if CODED
+// Where scores are products of int8 (`attention_int8_sm90.cuh`), values are multiplied as D.
+#if INT8_SCORES
+typedef D Multiplied;
+#else
 typedef F16 Multiplied;
+#endif
 
 // The codes of a word as f16: 0 and 1, then 2 and 3.
 __device__ inline void to_halves(u32 x, u32* to, I8) {

@@ -14,7 +14,7 @@ pub(crate) fn words(arg: &LaunchArg) -> usize {
         LaunchArg::Pointer(..) | LaunchArg::Float(_) => 1,
         LaunchArg::Pointers(slots) => slots.len(),
         LaunchArg::Numbers(numbers) => numbers.len(),
-        LaunchArg::Matrix { .. } | LaunchArg::Groups { .. } => 16,
+        LaunchArg::Matrix { .. } | LaunchArg::Groups { .. } | LaunchArg::CodeRows { .. } => 16,
     }
 }
 
@@ -42,6 +42,10 @@ pub(crate) fn write(
             LaunchArg::Groups { at: (slot, offset), dtype, extents, groups } => {
                 let matrix = address(*slot) + *offset as u64;
                 to.copy_from_slice(&device.tensor_map_of_groups(matrix, *dtype, *extents, *groups)?);
+            }
+            LaunchArg::CodeRows { at: (slot, offset), dtype, extents, rows } => {
+                let matrix = address(*slot) + *offset as u64;
+                to.copy_from_slice(&device.tensor_map_of_code_rows(matrix, *dtype, *extents, *rows)?);
             }
         }
         rest = behind;

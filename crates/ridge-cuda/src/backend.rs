@@ -39,6 +39,7 @@ impl Cuda {
     /// As for [`Cuda::new`].
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
         let registry = if options.deterministic { registry.deterministic() } else { registry };
+        let registry = if options.int8_attention { registry.with_int8_attention() } else { registry };
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
         let device = Arc::new(CudaDevice::open(&options)?);
         let known = target(device.arch(), DeviceSpec::find(device.name()).ok());

@@ -43,6 +43,7 @@ fn make(
         outputs: node.outputs.iter().map(|ty| CudaOperand::new(ty, bindings)).collect::<Result<_, _>>()?,
         bindings,
         deterministic: registry.is_deterministic(),
+        int8_attention: registry.has_int8_attention(),
     };
     match &node.op {
         Op::Prim(prim) => prims::make(prim, &spec, mesh),

@@ -24,7 +24,7 @@ use crate::cache::KernelCache;
 use crate::choices::ChoiceFile;
 use crate::communicator::{Communicator, MeshRanks};
 use crate::cublaslt::CublasLt;
-use crate::driver::Address;
+use crate::driver::{Address, Swizzle};
 use crate::error::device as failed;
 use crate::kernel::CudaSource;
 use crate::library;
@@ -351,7 +351,22 @@ impl CudaDevice {
             &[columns, rows],
             &[columns * dtype.size_bytes() as u64],
             &[wide, high],
+            Swizzle::Of128,
         )
+    }
+
+    /// The `TensorMap` of a matrix of codes; see [`LaunchArg::CodeRows`](crate::kernel::LaunchArg::CodeRows).
+    pub(crate) fn tensor_map_of_code_rows(
+        &self,
+        matrix: Address,
+        dtype: DType,
+        extents: [usize; 2],
+        rows: usize,
+    ) -> Result<[u64; 16]> {
+        let [high, wide] = extents.map(|n| n as u64);
+        let swizzle = if wide == 64 { Swizzle::Of64 } else { Swizzle::Of128 };
+        let tile = [wide as u32, rows as u32];
+        self.context.driver.tensor_map(matrix, dtype, &[wide, high], &[wide], &tile, swizzle)
     }
 
     /// The `TensorMap` of a matrix in groups of rows; see [`LaunchArg::Groups`](crate::kernel::LaunchArg::Groups).
@@ -366,6 +381,6 @@ impl CudaDevice {
         // Columns of a slice, rows of a group, slices, groups.
         let (extents, row) = ([64, 8, columns / 64, rows / 8], columns * size);
         let tile = [64, 8, (columns / 64) as u32, groups as u32];
-        self.context.driver.tensor_map(matrix, dtype, &extents, &[row, 64 * size, 8 * row], &tile)
+        self.context.driver.tensor_map(matrix, dtype, &extents, &[row, 64 * size, 8 * row], &tile, Swizzle::Of128)
     }
 }

@@ -40,6 +40,13 @@ struct Config {
 #[derive(Default)]
 struct TensorMap([u64; 16]);
 
+/// Bytes by which the copy engine swizzles a box: CU_TENSOR_MAP_SWIZZLE_64B and _128B.
+#[derive(Clone, Copy)]
+pub(crate) enum Swizzle {
+    Of64 = 2,
+    Of128 = 3,
+}
+
 /// `CUlaunchAttribute`.
 #[repr(C)]
 struct Attribute {
@@ -431,7 +438,7 @@ impl CudaDriver {
     }
 
     /// What the copy engine is told of an array of 8-bit codes or 16-bit floats: extents from the innermost on, strides in bytes of all axes
-    /// but that one, and boxes of `tile`, swizzled by 128 bytes.
+    /// but that one, and boxes of `tile`.
     pub(crate) fn tensor_map<const RANK: usize>(
         &self,
         matrix: Address,
@@ -439,15 +446,15 @@ impl CudaDriver {
         extents: &[u64; RANK],
         strides: &[u64],
         tile: &[c_uint; RANK],
+        swizzle: Swizzle,
     ) -> Result<[u64; 16]> {
         assert_eq!(strides.len() + 1, RANK, "a stride for each axis but the first");
-        // CU_TENSOR_MAP_DATA_TYPE_UINT8, _FLOAT16 and _BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_L2_128B.
+        // CU_TENSOR_MAP_DATA_TYPE_UINT8, _FLOAT16 and _BFLOAT16, _L2_PROMOTION_L2_128B.
         let number = match dtype {
             DType::F8E4M3 | DType::I8 => 0,
             DType::F16 => 6,
             _ => 9,
         };
-        const SWIZZLE: c_int = 3;
         const PROMOTION: c_int = 2;
         let mut map = TensorMap::default();
         let steps = [1; RANK];
@@ -465,7 +472,7 @@ impl CudaDriver {
                 tile,
                 steps,
                 0,
-                SWIZZLE,
+                swizzle as c_int,
                 PROMOTION,
                 0,
             )

@@ -77,6 +77,9 @@ pub struct CudaKernelSpec<'a> {
     /// Must the sums of a row have one order, whatever the number of rows
     /// ([`CudaOptions::deterministic`](crate::CudaOptions::deterministic))?
     pub deterministic: bool,
+    /// Are scores of prompts over a cache of int8 products of int8
+    /// ([`CudaOptions::int8_attention`](crate::CudaOptions::int8_attention))?
+    pub int8_attention: bool,
 }
 
 impl CudaKernelSpec<'_> {
@@ -143,6 +146,18 @@ pub enum LaunchArg {
         extents: [usize; 2],
         /// Groups of a box.
         groups: usize,
+    },
+    /// A `TensorMap` of an operand: a matrix of 8-bit codes, `extents` rows and columns, of which there are 64 or 128, copied in boxes
+    /// of so many whole rows and swizzled by the bytes of one.
+    CodeRows {
+        /// Where the matrix begins.
+        at: SlotOffset,
+        /// The dtype of its elements.
+        dtype: DType,
+        /// Its rows and columns.
+        extents: [usize; 2],
+        /// Rows of a box.
+        rows: usize,
     },
 }
 

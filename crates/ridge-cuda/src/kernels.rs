@@ -109,6 +109,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 47] = [
 pub struct CudaKernelRegistry {
     entries: Vec<CudaKernelEntry>,
     deterministic: bool,
+    int8_attention: bool,
 }
 
 impl CudaKernelRegistry {
@@ -147,7 +148,7 @@ impl CudaKernelRegistry {
             training::entries(),
             wkv::entries(),
         ];
-        Self { entries: entries.concat(), deterministic: false }
+        Self { entries: entries.concat(), deterministic: false, int8_attention: false }
     }
 
     /// The registry for a device that is to give a row the same bits whatever is computed beside it
@@ -161,6 +162,18 @@ impl CudaKernelRegistry {
     /// Is it a [deterministic](CudaKernelRegistry::deterministic) one?
     pub(crate) fn is_deterministic(&self) -> bool {
         self.deterministic
+    }
+
+    /// The registry for a device whose attention of prompts multiplies queries and keys as int8 where the cache is int8
+    /// ([`CudaOptions::int8_attention`](crate::CudaOptions::int8_attention)).
+    #[must_use]
+    pub fn with_int8_attention(self) -> Self {
+        Self { int8_attention: true, ..self }
+    }
+
+    /// Is it one [with int8 attention](CudaKernelRegistry::with_int8_attention)?
+    pub(crate) fn has_int8_attention(&self) -> bool {
+        self.int8_attention
     }
 
     /// Adds a kernel, in place of one of that name.

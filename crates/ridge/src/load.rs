@@ -334,6 +334,16 @@ fn place(
         return Err(Error::NoPredictions { family: config.model_type() });
     }
     let device = OpenDevice::open(&run.placement)?;
+    let cache = numbers.options(config.torch_dtype).cache;
+    if run.placement.int8_attention && (device.is_cpu() || cache != DType::I8) {
+        let why = match device.is_cpu() {
+            true => "attention by products of int8 is for GPUs; leave --attention int8 out".to_owned(),
+            false => {
+                format!("attention by products of int8 takes a cache of int8, not of {cache}; add --cache-dtype int8")
+            }
+        };
+        return Err(Error::Device { device: device.name, why });
+    }
     let options = BuildOptions {
         context: Some(run.context),
         drafts: run.drafts,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ridge::{Cluster, Device, JoinSettings, Placement, TensorParallel};
 use ridge_hw::units::Bytes;
 
@@ -54,11 +54,35 @@ pub(crate) struct LimitedDeviceArgs {
     /// divided, and whether parts of it are cached. Always so on the CPU; slower on a GPU, which takes models of bf16 or f16 weights
     #[arg(long, help_heading = "Running")]
     deterministic: bool,
+
+    /// Products of queries and keys of prompts over an int8 cache: exact, or int8 on Hopper GPUs, faster, with queries rounded to
+    /// int8 with one scale per token and head
+    #[arg(long, value_enum, default_value = "exact", help_heading = "Running")]
+    attention: AttentionArg,
+}
+
+/// Values of `--attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AttentionArg {
+    /// Queries as they are
+    Exact,
+    /// Queries rounded to int8; takes --cache-dtype int8
+    Int8,
 }
 
 impl LimitedDeviceArgs {
     pub(crate) fn placement(&self) -> Placement {
-        Placement { gpu_memory: self.gpu_memory, deterministic: self.deterministic, ..self.device.placement() }
+        Placement {
+            gpu_memory: self.gpu_memory,
+            deterministic: self.deterministic,
+            int8_attention: self.int8_attention(),
+            ..self.device.placement()
+        }
+    }
+
+    /// Whether `--attention int8` was given.
+    pub(crate) fn int8_attention(&self) -> bool {
+        self.attention == AttentionArg::Int8
     }
 
     /// Whether `--deterministic` was given.

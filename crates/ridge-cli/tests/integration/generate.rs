@@ -97,6 +97,13 @@ fn json_is_all_that_is_printed_and_says_it_all() {
 }
 
 #[test]
+fn int8_attention_is_rejected_on_a_cpu() {
+    let ran = ridge(&["generate", "--device", "cpu", "--cache-dtype", "int8", "--attention", "int8"]);
+    assert_ne!(ran.code, 0);
+    assert!(ran.stdout.is_empty() && ran.stderr.contains("leave --attention int8 out"), "{}", ran.stderr);
+}
+
+#[test]
 fn defaults_are_told_as_they_are_typed() {
     let settings = &json(&["generate", "-n", "1", "--json"])["settings"];
     let told = ["temperature", "top_k", "top_p", "dtype", "cache_dtype"].map(|key| settings[key].to_string());

@@ -83,7 +83,8 @@ fn main() -> ExitCode {
 /// The kernels of every sample of every op, and of the sizes that tests hold kernels to, once each.
 fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
     let mut seen = HashSet::new();
-    for registry in [CudaKernelRegistry::builtin(), CudaKernelRegistry::builtin().deterministic()] {
+    let builtin = CudaKernelRegistry::builtin;
+    for registry in [builtin(), builtin().deterministic(), builtin().with_int8_attention()] {
         add_instances(&registry, &mut seen)?;
     }
     Ok(seen.into_iter().collect())

@@ -114,6 +114,7 @@ fn of_body(mut body: Function, what: &str, rng: &mut Rng, seen: &mut HashSet<Str
         outputs: body.outputs.iter().map(|o| operand(body.ty(o.var))).collect(),
         bindings: &bindings,
         deterministic: false,
+        int8_attention: false,
     };
     let kernel = make(&spec).unwrap_or_else(|why| panic!("{what}: {why}"));
     let DeviceAction::Launch { source, grid, args, .. } = kernel.actions.first()? else { return None };
@@ -273,6 +274,7 @@ fn launch(graph: &Graph, bindings: &Bindings) -> (String, u32, u32) {
         outputs: body.outputs.iter().map(|o| operand(body.ty(o.var))).collect(),
         bindings,
         deterministic: false,
+        int8_attention: false,
     };
     match make(&spec).expect("a kernel").actions.pop() {
         Some(DeviceAction::Launch { source, grid, threads, .. }) => (source.own_text(), grid[0], threads),

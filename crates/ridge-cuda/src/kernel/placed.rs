@@ -22,6 +22,9 @@ impl LaunchArg {
             Self::Groups { at, dtype, extents, groups } => {
                 Self::Groups { at: moved(at, place), dtype, extents, groups }
             }
+            Self::CodeRows { at, dtype, extents, rows } => {
+                Self::CodeRows { at: moved(at, place), dtype, extents, rows }
+            }
             Self::Numbers(_) | Self::Float(_) => self,
         }
     }

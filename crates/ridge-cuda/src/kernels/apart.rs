@@ -77,7 +77,7 @@ pub(super) fn make(
         let inputs = node.inputs.iter().map(|v| operand(function.ty(*v))).collect::<Result<_, _>>()?;
         let none = Function::default();
         let body = if let Op::Group(group) = &node.op { &group.body } else { &none };
-        let part = CudaKernelSpec { body, inputs, outputs, bindings: spec.bindings, deterministic: spec.deterministic };
+        let part = CudaKernelSpec { body, inputs, outputs, ..*spec };
         let kernel = match &node.op {
             Op::Group(group) => match &group.kind {
                 GroupKind::Kernel(name) => make_part(name, &part)?,

@@ -42,6 +42,7 @@ pub(super) const PROMPT: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/codes.cuh"),
     include_str!("../../kernels/runs.cuh"),
     include_str!("../../kernels/attention_items.cuh"),
+    include_str!("../../kernels/attention_int8_sm90.cuh"),
     include_str!("../../kernels/attention_codes_sm90.cuh"),
     include_str!("../../kernels/rotate_tile.cuh"),
     include_str!("../../kernels/attention_sm90.cu")
@@ -144,6 +145,8 @@ pub(super) struct AttentionCall<'a> {
     cache: DType,
     /// Has the cache scales of its rows?
     coded: bool,
+    /// Are scores of prompts products of int8?
+    int8_scores: bool,
     /// The dtype of scores without values, if there are such.
     sink: DType,
     dtype: DType,
@@ -298,6 +301,7 @@ impl AttentionCall<'_> {
         defines.extend([
             ("PAGED", "1".into()),
             ("LSE", "0".into()),
+            ("INT8_SCORES", u8::from(self.int8_scores).to_string()),
             ("CONSUMERS", consumers.to_string()),
             ("STAGES", stages.to_string()),
             ("PAIRS", rope.map_or(0, |rope| rope.inv_freq.len()).to_string()),
@@ -309,14 +313,17 @@ impl AttentionCall<'_> {
             extents: [self.tokens, self.heads * self.dim],
             tile: [rows, 64],
         };
-        let groups = LaunchArg::Groups {
-            at: (OperandSlot::Input(self.first), 0),
-            dtype: self.cache,
-            extents: [self.blocks * 2 * self.keys * self.block, self.dim],
-            groups: self.block / 8,
-        };
-        let cache = if self.coded { input(self.first) } else { groups };
-        let mut args = vec![q_rows, cache];
+        let (at, dtype) = ((OperandSlot::Input(self.first), 0), self.cache);
+        let extents = [self.blocks * 2 * self.keys * self.block, self.dim];
+        let mut args = vec![q_rows];
+        if self.int8_scores {
+            // Boxes of keys, of which each of four warps brings 32 positions.
+            args.push(LaunchArg::CodeRows { at, dtype, extents, rows: self.block.min(PROMPT_COLUMNS / 4) });
+        }
+        args.push(match self.coded {
+            true => input(self.first),
+            false => LaunchArg::Groups { at, dtype, extents, groups: self.block / 8 },
+        });
         args.extend((self.first + 1..self.first + 4 + self.more()).map(input));
         args.extend(self.prompts(apart));
         args.extend(rope.map(|_| LaunchArg::Pointer(OperandSlot::Scratch, 0)));
@@ -326,8 +333,14 @@ impl AttentionCall<'_> {
         let source = source("attention_sm90", &defines, &PROMPT);
         let mut tiles = grid(source, [items, 1, 1], 128 * (consumers as u32 + 1), args)?;
         // Two tiles of q, the rings of keys and values, room to align them, and of codes what the text has for each column.
-        let of_columns = if self.coded { (stages + 1) * PROMPT_COLUMNS * 12 } else { 0 };
-        set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024 + of_columns);
+        let (key_bytes, of_column) = match (self.coded, self.int8_scores) {
+            (_, true) => (1, 4),
+            (true, false) => (2, 12),
+            (false, false) => (2, 0),
+        };
+        let of_position = self.dim * (key_bytes + 2);
+        let of_columns = (stages + 1) * PROMPT_COLUMNS * of_column;
+        set_shared(&mut tiles, 2 * rows * self.dim * 2 + stages * PROMPT_COLUMNS * of_position + 1024 + of_columns);
         Ok(tiles)
     }
 
@@ -468,6 +481,7 @@ impl<'a> AttentionCall<'a> {
             block: *block,
             cache: kv.dtype,
             coded,
+            int8_scores: spec.int8_attention && coded && kv.dtype == DType::I8,
             sink: if op.sinks { spec.inputs[first + 4 + usize::from(coded)].dtype } else { DType::F32 },
             dtype: q.dtype,
         })

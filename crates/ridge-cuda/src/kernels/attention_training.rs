@@ -238,6 +238,7 @@ impl<'a> AttentionCall<'a> {
             ("BLOCK", "8".to_owned()),
             ("PAGED", "0".to_owned()),
             ("CODED", "0".to_owned()),
+            ("INT8_SCORES", "0".to_owned()),
             ("FEW", "0".to_owned()),
             ("LSE", u8::from(saving).to_string()),
             ("CONSUMERS", consumers.to_string()),

@@ -162,8 +162,67 @@ fn linears_of(format: ScaledFormat) -> Vec<KernelCase> {
     cases
 }
 
-/// Attention over caches of codes: prompts of several tiles, and among them single tokens, whose keys and values have scales of
-/// several magnitudes.
+/// Attention over a cache of codes, of sequences of (cached, new) tokens and so much padding; `heads` of queries and of keys.
+pub(crate) struct OverCodes {
+    pub(crate) dtype: DType,
+    pub(crate) codes: DType,
+    pub(crate) heads: [usize; 2],
+    pub(crate) dim: usize,
+    pub(crate) block: usize,
+    pub(crate) sequences: &'static [(usize, usize)],
+    pub(crate) padding: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) sinks: bool,
+}
+
+impl OverCodes {
+    /// Keys and values have scales of several magnitudes.
+    pub(crate) fn case(self) -> KernelCase {
+        let Self { dtype, codes, heads: [heads, keys], dim, block, sequences, padding, window, softcap, sinks } = self;
+        let step = Step::in_blocks(sequences, padding, 1, block);
+        let tokens = step.ids.shape[0];
+        let what = format!(
+            "{dtype} over {codes}, dim {dim}, blocks of {block}, {sequences:?}, {window:?}, {softcap:?}, sinks {sinks}"
+        );
+        let of_scales = [step.blocks, 2, keys, block];
+        let cache = [step.blocks, 2, keys, block, dim];
+        let kernel = if sinks { "attention_codes_sinks" } else { "attention_codes" };
+        let mut case = case(kernel, &what, |g| {
+            let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
+            let kv = g.state("kv", Type::state(codes, cache))?;
+            let int = |g: &mut Builder, name: &str, of: &Tensor| g.step_input(name, of.ty());
+            let table = int(g, "table", &step.table)?;
+            let (ids, positions) = (int(g, "ids", &step.ids)?, int(g, "positions", &step.positions)?);
+            let mut more = vec![g.state("scales", Type::state(DType::F32, of_scales))?];
+            if sinks {
+                // As checkpoints have them.
+                let sinks = g.weight("sinks", Type::tensor(dtype, [heads]))?;
+                more.push(g.cast(sinks, DType::F32)?);
+            }
+            let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
+            let op = PagedAttention { window, softcap, sinks, ..op };
+            Ok(vec![g.attention_with([q, kv, table, ids, positions], &more, op)?])
+        });
+        let mut rng = Rng::new(7);
+        let (kv, unit) = match codes {
+            DType::I8 => (rng.integers(codes, &cache, -127, 128), 0.02),
+            _ => (rng.normal(codes, &cache), 1.0),
+        };
+        let scales = rng.normal(DType::F32, &of_scales).floats().iter().map(|x| unit * x.exp()).collect();
+        let scales = Tensor::float(DType::F32, &of_scales, scales).rounded();
+        case.given = vec![
+            ("kv", kv),
+            ("scales", scales),
+            ("table", step.table),
+            ("ids", step.ids),
+            ("positions", step.positions),
+        ];
+        case
+    }
+}
+
+/// Attention over caches of codes: prompts of several tiles, and among them single tokens.
 pub(crate) fn attentions_over_codes() -> Vec<KernelCase> {
     let prompt: &[(usize, usize)] = &[(0, 300)];
     let mixed: &[(usize, usize)] = &[(100, 1), (0, 220), (257, 1), (300, 140), (5, 3)];
@@ -179,46 +238,9 @@ pub(crate) fn attentions_over_codes() -> Vec<KernelCase> {
             (DType::F16, 128, 16, mixed, 0, none, true),
             (DType::F16, 64, 32, prompt, 0, softcap, false),
         ] {
-            let (heads, keys) = (4, 2);
-            let step = Step::in_blocks(sequences, padding, 1, block);
-            let tokens = step.ids.shape[0];
-            let what = format!(
-                "{dtype} over {codes}, dim {dim}, blocks of {block}, {sequences:?}, {window:?}, {softcap:?}, sinks {sinks}"
-            );
-            let of_scales = [step.blocks, 2, keys, block];
-            let cache = [step.blocks, 2, keys, block, dim];
-            let kernel = if sinks { "attention_codes_sinks" } else { "attention_codes" };
-            let mut case = case(kernel, &what, |g| {
-                let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
-                let kv = g.state("kv", Type::state(codes, cache))?;
-                let int = |g: &mut Builder, name: &str, of: &Tensor| g.step_input(name, of.ty());
-                let table = int(g, "table", &step.table)?;
-                let (ids, positions) = (int(g, "ids", &step.ids)?, int(g, "positions", &step.positions)?);
-                let mut more = vec![g.state("scales", Type::state(DType::F32, of_scales))?];
-                if sinks {
-                    // As checkpoints have them.
-                    let sinks = g.weight("sinks", Type::tensor(dtype, [heads]))?;
-                    more.push(g.cast(sinks, DType::F32)?);
-                }
-                let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
-                let op = PagedAttention { window, softcap, sinks, ..op };
-                Ok(vec![g.attention_with([q, kv, table, ids, positions], &more, op)?])
-            });
-            let mut rng = Rng::new(7);
-            let (kv, unit) = match codes {
-                DType::I8 => (rng.integers(codes, &cache, -127, 128), 0.02),
-                _ => (rng.normal(codes, &cache), 1.0),
-            };
-            let scales = rng.normal(DType::F32, &of_scales).floats().iter().map(|x| unit * x.exp()).collect();
-            let scales = Tensor::float(DType::F32, &of_scales, scales).rounded();
-            case.given = vec![
-                ("kv", kv),
-                ("scales", scales),
-                ("table", step.table),
-                ("ids", step.ids),
-                ("positions", step.positions),
-            ];
-            cases.push(case);
+            let heads = [4, 2];
+            let of = OverCodes { dtype, codes, heads, dim, block, sequences, padding, window, softcap, sinks };
+            cases.push(of.case());
         }
     }
     cases

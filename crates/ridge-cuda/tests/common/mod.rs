@@ -17,6 +17,12 @@ pub fn deterministic_gpu() -> Option<Arc<dyn Backend>> {
     opened(CudaOptions { poison: true, deterministic: true, ..CudaOptions::default() })
 }
 
+/// The same as [`gpu`], where attention of prompts rounds queries to int8 over a cache of int8. Without a GPU that does, reports the test
+/// as skipped.
+pub fn int8_gpu() -> Option<Arc<dyn Backend>> {
+    opened(CudaOptions { poison: true, int8_attention: true, ..CudaOptions::default() })
+}
+
 fn opened(options: CudaOptions) -> Option<Arc<dyn Backend>> {
     match Cuda::new(options) {
         Ok(cuda) => Some(Arc::new(cuda)),

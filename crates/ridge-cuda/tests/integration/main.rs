@@ -43,6 +43,7 @@ mod conformance;
 mod deterministic;
 mod gemm;
 mod graphs;
+mod int8_attention;
 mod kernels;
 mod ranks;
 mod steps;

@@ -246,6 +246,7 @@ impl BenchReport<'_> {
                 "dtype": self.model.activations.name(),
                 "cache_dtype": self.model.cache.name(),
                 "activations": self.settings.model.numbers.activations.name(),
+                "int8_attention": self.settings.place.int8_attention(),
             },
         })
     }

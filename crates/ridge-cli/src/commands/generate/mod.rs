@@ -359,6 +359,7 @@ fn object(
         "dtype": built.activations.name(),
         "cache_dtype": built.cache.name(),
         "activations": settings.model.numbers.activations.name(),
+        "int8_attention": settings.place.int8_attention(),
     });
     all.as_object_mut().into_iter().for_each(|all| all.extend(settings_json(sampling)));
     json!({

@@ -290,6 +290,9 @@ fn encoder(
     if args.place.deterministic() {
         return Err(refused("--deterministic", true, "applies to decoders only, but this is an encoder"));
     }
+    if args.place.int8_attention() {
+        return Err(refused("--attention", "int8", "applies to decoders only, but this is an encoder"));
+    }
     let prompt = sentence.prompt.clone();
     let options = EmbedOptions { sentence, tokens: args.chunk.max(4096), scores: true };
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
