@@ -59,7 +59,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 47] = [
     adamw8::STEP,
     adjust::ADJUST,
     attention::ATTENTION,
-    attention::DECODE,
+    attention::decode::DECODE,
     attention::LATENT,
     attention::PROMPT,
     attention::TILES,
