@@ -1,7 +1,7 @@
 //! The layouts that weights are repacked in when they are loaded, as kernels' offers name them.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use ridge_graph::format::BlockFormat;
+use ridge_graph::format::{BlockFormat, CodeType, ScaleLayout, ScaledFormat, SignedBytes};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use ridge_graph::with_block_format;
 use ridge_graph::{DType, FormatRef, Type};
@@ -27,9 +27,14 @@ pub(crate) enum Packing {
     Words([usize; 2]),
 }
 
-/// Elements and bytes of a block of `format`.
+/// Elements and bytes of a block of `format`. Int8 codes are interleaved as blocks without scales: those lie behind them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn block(format: &FormatRef) -> Option<[usize; 2]> {
+    if let Some(ScaledFormat { codes: CodeType::Int8, scales: ScaleLayout::Row | ScaleLayout::Tensor }) =
+        format.downcast()
+    {
+        return Some([SignedBytes::ELEMENTS, SignedBytes::BYTES]);
+    }
     with_block_format!(format.name(), B => Some([B::ELEMENTS, B::BYTES]), _ => None)
 }
 
@@ -104,6 +109,12 @@ impl Packing {
         };
         let pieces = rows.div_ceil(rows_of_piece);
         [pieces, all / pieces.max(1)]
+    }
+
+    /// Bytes of `rows` rows of `inner` elements so packed.
+    pub(crate) fn bytes(self, rows: usize, inner: usize) -> usize {
+        let [pieces, piece] = self.pieces(rows * self.row_bytes(inner), inner);
+        pieces * piece
     }
 
     /// Packs rows of `inner` elements into the pieces that `to` has room for, from piece `first` on.

@@ -26,6 +26,7 @@ mod on_tiles;
 mod one_row;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod pairs;
+mod scales;
 pub(super) mod source;
 pub(super) mod tile;
 
@@ -45,6 +46,7 @@ use crate::packing::Packing;
 use crate::scratch::Scratch;
 use crate::simd::{self, Isa};
 use kernel::{After, LinearKernel, LinearWeight};
+use scales::WeightScales;
 
 pub(super) fn entries() -> [KernelEntry; 6] {
     let entries = [
@@ -101,12 +103,18 @@ fn takes_blocks_on_tiles(isa: Isa, x: DType, inner: usize) -> bool {
     }
 }
 
-/// Plain weights, or such in blocks; codes of x, 256 to a scale, are multiplied by codes of all weights.
+/// Plain weights, or such in blocks or with scales; codes of x, 256 to a scale, are multiplied by codes of all weights.
 fn supports(body: &Function) -> bool {
     let Some((x, weights)) = operands(body) else { return false };
+    let stored = |w: &Type, format: &FormatRef| {
+        let inner = w.shape.0.last().and_then(Dim::as_const);
+        quant::supports(format) || inner.is_some_and(|inner| scales::are_bytes(format, inner))
+    };
     match &x.format {
-        None => weights.iter().all(|w| w.format.as_ref().is_none_or(quant::supports)),
-        Some(format) => is_codes(format) && weights.iter().all(|w| w.format.as_ref().is_some_and(quant::supports)),
+        None => weights.iter().all(|w| w.format.as_ref().is_none_or(|format| stored(w, format))),
+        Some(format) => {
+            is_codes(format) && weights.iter().all(|w| w.format.as_ref().is_some_and(|format| stored(w, format)))
+        }
     }
 }
 
@@ -174,7 +182,10 @@ fn in_pairs(x: &OperandType, weights: &[OperandType]) -> bool {
 
 /// How the rows of `weights` are codes.
 fn codes(weights: &[OperandType]) -> Result<Vec<int8::WeightCodes>, String> {
-    let of_weight = |w: &OperandType| w.format.as_ref().and_then(int8::codes).ok_or("a weight is not stored in codes");
+    let of_weight = |w: &OperandType| match &w.format {
+        Some(format) if scales::are_bytes(format, w.last()) => Ok(int8::codes_of_bytes()),
+        format => format.as_ref().and_then(int8::codes).ok_or("a weight is not stored in codes"),
+    };
     Ok(weights.iter().map(of_weight).collect::<Result<_, _>>()?)
 }
 
@@ -231,10 +242,17 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
         let bias = first + 1 + count + i;
+        let rows_of = |format| {
+            if scales::are_bytes(format, x.last()) {
+                return Some(quant::BlockRows::of_bytes(x.last()));
+            }
+            quant::BlockRows::new(format, x.last())
+        };
         weights.push(LinearWeight {
             columns: w.shape[0],
             dtype: w.dtype,
-            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(|f| quant::BlockRows::new(f, x.last())),
+            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(rows_of),
+            scales: WeightScales::new(w, packed)?,
             bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
             tiles_before: tiles,
         });

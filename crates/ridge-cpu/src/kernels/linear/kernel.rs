@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
+use super::scales::WeightScales;
 use super::tile;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::LaneProduct;
@@ -35,6 +36,8 @@ pub(super) struct LinearWeight {
     pub(super) dtype: DType,
     /// How its rows are read, if it is stored in blocks and they are not multiplied as codes.
     pub(super) stored: Option<quant::BlockRows>,
+    /// What products by its rows are multiplied by, if it is stored with scales.
+    pub(super) scales: Option<WeightScales>,
     /// Input and dtype of the bias.
     pub(super) bias: Option<(usize, DType)>,
     /// Tiles of the weights before.
@@ -139,8 +142,10 @@ impl LinearKernel {
         [products, gated, line]: [&mut [f32]; 3],
     ) {
         let width = columns.len();
+        self.scale(io, which, &columns, &mut products[..rows.len() * width]);
         self.add_bias(io, which, &columns, &mut products[..rows.len() * width], line);
         if self.after == After::Swiglu {
+            self.scale(io, 1, &columns, &mut gated[..rows.len() * width]);
             self.add_bias(io, 1, &columns, &mut gated[..rows.len() * width], line);
         }
         let of_weight = self.weights[which].columns;
@@ -172,6 +177,12 @@ impl LinearKernel {
         for (row, to) in rows.zip(to.chunks_exact_mut(self.stride().max(1))) {
             simd::load(io, self.x, self.dtype, row * self.inner, &mut to[..self.inner]);
             tile::fill(to, self.inner);
+        }
+    }
+
+    fn scale(&self, io: &KernelIo<'_>, which: usize, columns: &Range<usize>, products: &mut [f32]) {
+        if let Some(scales) = &self.weights[which].scales {
+            scales.apply(io, self.x + 1 + which, columns, products);
         }
     }
 
