@@ -27,15 +27,37 @@ pub(crate) enum Packing {
     Words([usize; 2]),
 }
 
-/// Elements and bytes of a block of `format`. Int8 codes are interleaved as blocks without scales: those lie behind them.
+/// Words of E4M3 codes.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const FLOAT_CODES: [usize; 2] = [4, 4];
+
+/// Elements and bytes of a block of `format`. Codes with scales are interleaved as blocks without: scales lie behind them. 8-bit floats
+/// are so where they become pairs of bf16.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn block(format: &FormatRef) -> Option<[usize; 2]> {
-    if let Some(ScaledFormat { codes: CodeType::Int8, scales: ScaleLayout::Row | ScaleLayout::Tensor }) =
-        format.downcast()
-    {
-        return Some([SignedBytes::ELEMENTS, SignedBytes::BYTES]);
+fn block(isa: Isa, format: &FormatRef) -> Option<[usize; 2]> {
+    use ScaleLayout::{Row, Tensor};
+    match format.downcast::<ScaledFormat>() {
+        Some(ScaledFormat { codes: CodeType::Int8, scales: Row | Tensor }) => {
+            return Some([SignedBytes::ELEMENTS, SignedBytes::BYTES]);
+        }
+        #[cfg(target_arch = "x86_64")]
+        Some(ScaledFormat { codes: CodeType::F8E4M3, scales: Row | Tensor | ScaleLayout::Block })
+            if has_float_codes(isa) =>
+        {
+            return Some(FLOAT_CODES);
+        }
+        Some(_) => return None,
+        None => {}
     }
+    let _ = isa;
     with_block_format!(format.name(), B => Some([B::ELEMENTS, B::BYTES]), _ => None)
+}
+
+/// Are codes of E4M3 multiplied as pairs of bf16 with `isa`? Of processors with instructions for bf16 Cooper Lake alone has none
+/// that look bytes up.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_float_codes(isa: Isa) -> bool {
+    isa >= Isa::Avx512Bf16 && is_x86_feature_detected!("avx512vbmi")
 }
 
 impl Packing {
@@ -70,12 +92,12 @@ impl Packing {
                 Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx,
                 Some(format),
                 _,
-            ) => block(format).map(Self::Words),
+            ) => block(isa, format).map(Self::Words),
             #[cfg(target_arch = "aarch64")]
             (Isa::NeonBf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "aarch64")]
             (Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16, Some(format), _) => {
-                block(format).map(Self::Words)
+                block(isa, format).map(Self::Words)
             }
             _ => None,
         }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::kernel::{After, LinearKernel};
 #[cfg(target_arch = "x86_64")]
 use super::one_row;
+use super::scales::with_codes;
 use super::source::{Plain, Streamed};
 use super::tile::{self, Room, Tile};
 use crate::io::KernelIo;
@@ -39,7 +40,7 @@ impl LinearKernel {
     pub(super) fn run_in_lanes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let n = self.inner.div_ceil(LANES);
         let block = self.row_block.min(self.rows);
-        let quantised = self.weights.iter().any(|w| w.stored.is_some());
+        let quantised = self.weights.iter().any(|w| w.stored.is_some() && w.scales.is_none());
         let [copy, sums, weights, widened, products, gated, line] = scratch.slices::<f32, 7>([
             if self.is_copied() && self.rows == 1 { self.stride() } else { 0 },
             block * self.tile * LANES,
@@ -93,7 +94,9 @@ impl LinearKernel {
             let data = &io.input::<f32>(input)[..weight.columns * self.inner];
             return one_row::run(data, self.inner, tile.columns.clone(), x, out);
         }
-        if let Some(rows) = &weight.stored {
+        if let Some(scales) = &weight.scales {
+            with_codes!(scales, io, input, self.inner, w => tile::run(tile, w, x, room, out));
+        } else if let Some(rows) = &weight.stored {
             let data = io.input::<u8>(input);
             for first in tile.columns.clone().step_by(WIDENED) {
                 let count = WIDENED.min(tile.columns.end - first);

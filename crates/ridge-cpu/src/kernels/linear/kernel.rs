@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
+#[cfg(target_arch = "x86_64")]
+use super::float_codes::{CodeRows, FloatCodes};
 use super::scales::WeightScales;
 use super::tile;
 #[cfg(target_arch = "x86_64")]
@@ -38,6 +40,9 @@ pub(super) struct LinearWeight {
     pub(super) stored: Option<quant::BlockRows>,
     /// What products by its rows are multiplied by, if it is stored with scales.
     pub(super) scales: Option<WeightScales>,
+    /// Are its rows codes that become pairs of bf16?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) float_codes: bool,
     /// Input and dtype of the bias.
     pub(super) bias: Option<(usize, DType)>,
     /// Tiles of the weights before.
@@ -89,7 +94,20 @@ impl LinearKernel {
     /// Are its weights panels of matrix tiles, or blocks that become such?
     #[cfg(target_arch = "x86_64")]
     pub(super) fn on_panels(&self) -> bool {
-        self.packed || self.weights.iter().all(|w| w.stored.is_some())
+        self.packed || self.weights.iter().all(|w| w.stored.is_some() || w.float_codes)
+    }
+
+    /// Weight `which`, of codes that become pairs of bf16.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn float_codes<'a>(&self, io: &KernelIo<'a>, which: usize) -> FloatCodes<'a> {
+        let input = self.x + 1 + which;
+        let rows = if self.packed {
+            CodeRows::Interleaved(io.input::<u32>(input).as_chunks().0)
+        } else {
+            CodeRows::Plain(io.input(input))
+        };
+        let scales = self.weights[which].scales.and_then(|scales| scales.of_blocks(io, input, self.inner));
+        FloatCodes { rows, inner: self.inner, scales }
     }
 
     /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
