@@ -28,7 +28,7 @@ mod on_tiles;
 mod one_row;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod pairs;
-mod scales;
+pub(super) mod scales;
 pub(super) mod source;
 pub(super) mod tile;
 

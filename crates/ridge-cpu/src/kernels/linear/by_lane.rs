@@ -123,7 +123,7 @@ impl LinearKernel {
         let (weight, input) = (&self.weights[which], self.x + 1 + which);
         let (inner, distances) = (self.inner, [product.apart(), product.columns()]);
         if let Some(scales) = &weight.scales {
-            return with_codes!(scales, io, input, inner, w => pack(w, columns, inner, distances, to));
+            return with_codes!(scales, io, [input, 0], inner, w => pack(w, columns, inner, distances, to));
         }
         let Some(stored) = &weight.stored else {
             return simd::with_element!(weight.dtype, T => {

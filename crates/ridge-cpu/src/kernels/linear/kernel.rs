@@ -106,7 +106,7 @@ impl LinearKernel {
         } else {
             CodeRows::Plain(io.input(input))
         };
-        let scales = self.weights[which].scales.and_then(|scales| scales.of_blocks(io, input, self.inner));
+        let scales = self.weights[which].scales.and_then(|scales| scales.of_blocks(io, [input, 0], self.inner));
         FloatCodes { rows, inner: self.inner, scales }
     }
 
@@ -200,7 +200,7 @@ impl LinearKernel {
 
     fn scale(&self, io: &KernelIo<'_>, which: usize, columns: &Range<usize>, products: &mut [f32]) {
         if let Some(scales) = &self.weights[which].scales {
-            scales.apply(io, self.x + 1 + which, columns, products);
+            scales.apply(io, [self.x + 1 + which, 0], columns, products);
         }
     }
 

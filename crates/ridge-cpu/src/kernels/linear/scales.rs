@@ -30,11 +30,13 @@ pub(super) fn scaled(format: &FormatRef) -> Option<ScaledFormat> {
     format.filter(fits)
 }
 
-/// A weight `[N, K]` of codes.
+/// A weight of codes: `[N, K]`, or a stack of such.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WeightScales {
-    pub(super) codes: CodeType,
+pub(in crate::kernels) struct WeightScales {
+    pub(in crate::kernels) codes: CodeType,
     layout: ScaleLayout,
+    /// N.
+    rows: usize,
     /// Where scales begin, in bytes.
     at: usize,
 }
@@ -44,22 +46,41 @@ impl WeightScales {
     ///
     /// # Errors
     /// When its extents are not known.
-    pub(super) fn new(weight: &OperandType, packed: bool) -> Result<Option<Self>, String> {
+    pub(in crate::kernels) fn new(weight: &OperandType, packed: bool) -> Result<Option<Self>, String> {
         let Some(format) = weight.format.as_ref().and_then(scaled) else { return Ok(None) };
         let at = match Packing::of_operand(weight).filter(|_| packed) {
             Some(packing) => packing.bytes(weight.rows(), weight.last()),
             None => weight.component_offsets()?[1],
         };
-        Ok(Some(Self { codes: format.codes, layout: format.scales, at }))
+        let rows = weight.shape[weight.shape.len().saturating_sub(2)];
+        Ok(Some(Self { codes: format.codes, layout: format.scales, rows, at }))
     }
 
-    /// The scales of each 128 elements of rows `row / 128 * 128` and so on of the weight that is input `input`, where it has such.
-    pub(super) fn of_blocks<'a>(&self, io: &KernelIo<'a>, input: usize, inner: usize) -> Option<BlockScales<'a>> {
-        (self.layout == ScaleLayout::Block).then(|| BlockScales::new(io.input_at(input, self.at), inner))
+    /// Elements before matrix `nth` of rows of `inner` elements.
+    pub(in crate::kernels) fn before(&self, nth: usize, inner: usize) -> usize {
+        nth * self.rows * inner
     }
 
-    /// Multiplies rows of `products`, those by rows `columns` of the weight that is input `input`, by what each has one of.
-    pub(super) fn apply(&self, io: &KernelIo<'_>, input: usize, columns: &Range<usize>, products: &mut [f32]) {
+    /// The scales of blocks of matrix `nth` of the weight that is input `input`, where it has such.
+    pub(in crate::kernels) fn of_blocks<'a>(
+        &self,
+        io: &KernelIo<'a>,
+        [input, nth]: [usize; 2],
+        inner: usize,
+    ) -> Option<BlockScales<'a>> {
+        let before = nth * self.rows.div_ceil(BLOCK) * inner.div_ceil(BLOCK);
+        (self.layout == ScaleLayout::Block).then(|| BlockScales::new(&io.input_at(input, self.at)[before..], inner))
+    }
+
+    /// Multiplies rows of `products`, those by rows `columns` of matrix `nth` of the weight that is input `input`, by the scales
+    /// of rows or the one of all.
+    pub(in crate::kernels) fn apply(
+        &self,
+        io: &KernelIo<'_>,
+        [input, nth]: [usize; 2],
+        columns: &Range<usize>,
+        products: &mut [f32],
+    ) {
         if self.layout == ScaleLayout::Block {
             return;
         }
@@ -68,14 +89,14 @@ impl WeightScales {
             return simd::scale(products, scales[0]);
         }
         for row in products.chunks_exact_mut(columns.len().max(1)) {
-            simd::multiply(row, &scales[columns.clone()]);
+            simd::multiply(row, &scales[nth * self.rows..][columns.clone()]);
         }
     }
 }
 
 /// Scales of blocks of a weight.
 #[derive(Clone, Copy)]
-pub(super) struct BlockScales<'a> {
+pub(in crate::kernels) struct BlockScales<'a> {
     scales: &'a [f32],
     /// Blocks of K.
     across: usize,
@@ -96,13 +117,13 @@ impl<'a> BlockScales<'a> {
 
 /// Codes times the scales of their blocks.
 #[derive(Clone, Copy)]
-pub(super) struct InBlocks<'a, T> {
+pub(in crate::kernels) struct InBlocks<'a, T> {
     codes: Streamed<'a, T>,
     scales: BlockScales<'a>,
 }
 
 impl<'a, T: Element> InBlocks<'a, T> {
-    pub(super) fn new(codes: Plain<'a, T>, scales: BlockScales<'a>) -> Self {
+    pub(in crate::kernels) fn new(codes: Plain<'a, T>, scales: BlockScales<'a>) -> Self {
         Self { codes: Streamed(codes), scales }
     }
 }
@@ -136,33 +157,36 @@ impl<'a, T: Element> Source for InBlocks<'a, T> {
     }
 }
 
-/// Runs `$body` with `$source` as the rows of `$inner` elements of the weight that is input `$input`, of codes as `$scales` has it,
-/// times the scales of their blocks if it has such.
+/// Runs `$body` with `$source` as the rows of `$inner` elements of a matrix of codes: that of `[input, nth]`, as `$scales` has it, times
+/// the scales of their blocks if it has such.
 macro_rules! with_codes {
-    ($scales:expr, $io:expr, $input:expr, $inner:expr, $source:ident => $body:expr) => {{
+    ($scales:expr, $io:expr, $place:expr, $inner:expr, $source:ident => $body:expr) => {{
         use ridge_graph::format::CodeType;
 
         use crate::kernels::linear::{scales::InBlocks, source::Plain, source::Streamed};
 
-        let (scales, io, input, inner) = ($scales, $io, $input, $inner);
-        match (scales.codes, scales.of_blocks(io, input, inner)) {
+        let (scales, io, place, inner) = ($scales, $io, $place, $inner);
+        let before = scales.before(place[1], inner);
+        match (scales.codes, scales.of_blocks(io, place, inner)) {
             (CodeType::Int8, None) => {
-                let $source = Streamed(Plain { data: io.input::<i8>(input), inner });
+                let $source = Streamed(Plain { data: &io.input::<i8>(place[0])[before..], inner });
                 $body
             }
             (CodeType::Int8, Some(of_blocks)) => {
-                let $source = InBlocks::new(Plain { data: io.input::<i8>(input), inner }, of_blocks);
+                let $source = InBlocks::new(Plain { data: &io.input::<i8>(place[0])[before..], inner }, of_blocks);
                 $body
             }
             (CodeType::F8E4M3 | CodeType::F8E5M2, None) => {
-                let $source = Streamed(Plain { data: io.input::<crate::simd::E4M3>(input), inner });
+                let data = &io.input::<crate::simd::E4M3>(place[0])[before..];
+                let $source = Streamed(Plain { data, inner });
                 $body
             }
             (CodeType::F8E4M3 | CodeType::F8E5M2, Some(of_blocks)) => {
-                let $source = InBlocks::new(Plain { data: io.input::<crate::simd::E4M3>(input), inner }, of_blocks);
+                let data = &io.input::<crate::simd::E4M3>(place[0])[before..];
+                let $source = InBlocks::new(Plain { data, inner }, of_blocks);
                 $body
             }
         }
     }};
 }
-pub(super) use with_codes;
+pub(in crate::kernels) use with_codes;

@@ -22,6 +22,10 @@ use crate::simd;
 /// Rows of x by two vectors of columns whose sums are in registers.
 const ROWS: usize = 6;
 
+/// As [`DEPTH`], of weights of codes: pairs of 32 columns stay in first-level cache, which for 8 rows of x takes 13 % less time than
+/// those of 1024 elements in the second level.
+const DEPTH_OF_CODES: usize = 256;
+
 /// The products of at most `16 C` columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn multiply<const C: usize>(
@@ -34,9 +38,10 @@ pub(super) fn multiply<const C: usize>(
 ) {
     let of_group = Interleaving::new(tile.inner, [1, 2]).group_lines();
     let at = (columns.start - tile.columns.start, columns.len());
-    // Sums of codes that share a scale are multiplied by it.
     let step = match w {
+        // Sums of codes that share a scale are multiplied by it.
         PairedWeight::Codes(FloatCodes { scales: Some(_), .. }) => BLOCK,
+        PairedWeight::Codes(_) => DEPTH_OF_CODES,
         _ => DEPTH,
     };
     for from in (0..tile.inner).step_by(step) {
