@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::format::{BLOCK, ScaledFormat};
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Bindings, Builder, DType, FormatRef, Type};
@@ -92,6 +93,26 @@ fn cases() -> Vec<Case> {
         codes("llama-1b gate q4_k int8 x256", "q4_k", 256, 2048, 8192, 1),
         codes("llama-1b down q4_k int8 x256", "q4_k", 256, 8192, 2048, 1),
         codes("llama-1b gate q6_k int8 x256", "q6_k", 256, 2048, 8192, 1),
+        codes("8 bits: q8_0 x1", "q8_0", 1, 2048, 8192, 16),
+        codes("8 bits: int8 x1", "int8_row", 1, 2048, 8192, 16),
+        Case { format: Some("f8e4m3_row"), x: bf16, ..case("8 bits: f8 x1", 1, 2048, 8192, f32, 16) },
+        Case { format: Some("f8e4m3_b128"), x: bf16, ..case("8 bits: f8 b128 x1", 1, 2048, 8192, f32, 16) },
+        Case { x: bf16, ..case("8 bits: bf16 x1", 1, 2048, 8192, bf16, 8) },
+        codes("8 bits: q8_0 x8", "q8_0", 8, 2048, 8192, 16),
+        codes("8 bits: int8 x8", "int8_row", 8, 2048, 8192, 16),
+        Case { format: Some("f8e4m3_row"), x: bf16, ..case("8 bits: f8 x8", 8, 2048, 8192, f32, 16) },
+        Case { format: Some("f8e4m3_b128"), x: bf16, ..case("8 bits: f8 b128 x8", 8, 2048, 8192, f32, 16) },
+        Case { x: bf16, ..case("8 bits: bf16 x8", 8, 2048, 8192, bf16, 8) },
+        codes("8 bits: q8_0 x128", "q8_0", 128, 2048, 8192, 1),
+        codes("8 bits: int8 x128", "int8_row", 128, 2048, 8192, 1),
+        Case { format: Some("f8e4m3_row"), x: bf16, ..case("8 bits: f8 x128", 128, 2048, 8192, f32, 1) },
+        Case { format: Some("f8e4m3_b128"), x: bf16, ..case("8 bits: f8 b128 x128", 128, 2048, 8192, f32, 1) },
+        Case { x: bf16, ..case("8 bits: bf16 x128", 128, 2048, 8192, bf16, 1) },
+        codes("8 bits: q8_0 x512", "q8_0", 512, 2048, 8192, 1),
+        codes("8 bits: int8 x512", "int8_row", 512, 2048, 8192, 1),
+        Case { format: Some("f8e4m3_row"), x: bf16, ..case("8 bits: f8 x512", 512, 2048, 8192, f32, 1) },
+        Case { format: Some("f8e4m3_b128"), x: bf16, ..case("8 bits: f8 b128 x512", 512, 2048, 8192, f32, 1) },
+        Case { x: bf16, ..case("8 bits: bf16 x512", 512, 2048, 8192, bf16, 1) },
         case("llama-1b down bf16", 1, 8192, 2048, bf16, 8),
         Case { x: bf16, ..case("llama-1b gate bf16 by bf16", 1, 2048, 8192, bf16, 8) },
         Case { x: bf16, ..case("llama-1b gate bf16 by bf16 x256", 256, 2048, 8192, bf16, 1) },
@@ -111,13 +132,18 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+fn format(name: &str) -> FormatRef {
+    let scaled = ScaledFormat::from_name(name).map(FormatRef::new);
+    scaled.or_else(|| FormatRef::from_name(name)).expect("a format")
+}
+
 /// Least and median seconds of one product, and bytes of its weight.
 fn seconds(case: &Case, threads: usize) -> ([f64; 2], usize) {
     let mut g = Builder::new();
     let x = g.step_input("x", Type::tensor(case.x, [case.rows, case.inner])).expect("a fresh name");
     let plain = Type::tensor(case.weight, [case.columns, case.inner]);
     let ty = match case.format {
-        Some(name) => plain.stored_as(FormatRef::from_name(name).expect("a format")),
+        Some(name) => plain.stored_as(format(name)),
         None => plain,
     };
     let names: Vec<String> = (0..case.weights).map(|i| format!("w{i}")).collect();
@@ -126,7 +152,8 @@ fn seconds(case: &Case, threads: usize) -> ([f64; 2], usize) {
     let mut rng = Rng::new(1);
     let line: Vec<f32> = (0..case.inner * 8).map(|_| rng.gauss() as f32).collect();
     // Rows repeat, so that a few are encoded.
-    let rows = if case.columns.is_multiple_of(8) { 8 } else { case.columns };
+    let repeated = if case.format.is_some_and(|name| name.ends_with("b128")) { BLOCK } else { 8 };
+    let rows = if case.columns.is_multiple_of(repeated) { repeated } else { case.columns };
     let values: Vec<f32> = line.iter().copied().cycle().take(rows * case.inner).collect();
     let parts = match &ty.format {
         Some(format) => format.encode(&values, &[rows, case.inner], None),

@@ -115,8 +115,8 @@ impl Backend for Cpu {
                 why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
             });
         }
-        let packing = Packing::of(ty).filter(|_| parts.len() == 1);
-        if ty.format.is_none() || packing.is_some() {
+        let packing = Packing::of(ty);
+        if parts.len() == 1 && (ty.format.is_none() || packing.is_some()) {
             let weight = StoredWeight::new(
                 parts.swap_remove(0),
                 packing,
@@ -128,8 +128,14 @@ impl Backend for Cpu {
         let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::Weights, bytes)?;
         // SAFETY: just allocated; no step knows it.
         let to = unsafe { memory.bytes_mut() };
-        for (offset, part) in offsets.into_iter().zip(&parts) {
+        for (offset, part) in offsets.iter().copied().zip(&parts) {
             copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.device.pool.placement());
+        }
+        if let (Some(packing), &[_, behind]) = (packing, &offsets[..]) {
+            let placement = self.device.pool.placement().clone();
+            let places = [given[0], behind];
+            let weight = StoredWeight::with_scales(memory, places, Some(packing), placement, &self.device.ledger);
+            return Ok(Buffer::new(bytes, Arc::new(CpuStorage::Weight(weight))));
         }
         Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
     }

@@ -1,7 +1,7 @@
 //! The layouts that weights are repacked in when they are loaded, as kernels' offers name them.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use ridge_graph::format::BlockFormat;
+use ridge_graph::format::{BlockFormat, CodeType, ScaleLayout, ScaledFormat, SignedBytes};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use ridge_graph::with_block_format;
 use ridge_graph::{DType, FormatRef, Type};
@@ -27,10 +27,37 @@ pub(crate) enum Packing {
     Words([usize; 2]),
 }
 
-/// Elements and bytes of a block of `format`.
+/// Words of E4M3 codes.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const FLOAT_CODES: [usize; 2] = [4, 4];
+
+/// Elements and bytes of a block of `format`. Codes with scales are interleaved as blocks without: scales lie behind them. 8-bit floats
+/// are so where they become pairs of bf16.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn block(format: &FormatRef) -> Option<[usize; 2]> {
+fn block(isa: Isa, format: &FormatRef) -> Option<[usize; 2]> {
+    use ScaleLayout::{Row, Tensor};
+    match format.downcast::<ScaledFormat>() {
+        Some(ScaledFormat { codes: CodeType::Int8, scales: Row | Tensor }) => {
+            return Some([SignedBytes::ELEMENTS, SignedBytes::BYTES]);
+        }
+        #[cfg(target_arch = "x86_64")]
+        Some(ScaledFormat { codes: CodeType::F8E4M3, scales: Row | Tensor | ScaleLayout::Block })
+            if has_float_codes(isa) =>
+        {
+            return Some(FLOAT_CODES);
+        }
+        Some(_) => return None,
+        None => {}
+    }
+    let _ = isa;
     with_block_format!(format.name(), B => Some([B::ELEMENTS, B::BYTES]), _ => None)
+}
+
+/// Are codes of E4M3 multiplied as pairs of bf16 with `isa`? Of processors with instructions for bf16 Cooper Lake alone has none
+/// that look bytes up.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_float_codes(isa: Isa) -> bool {
+    isa >= Isa::Avx512Bf16 && is_x86_feature_detected!("avx512vbmi")
 }
 
 impl Packing {
@@ -65,12 +92,12 @@ impl Packing {
                 Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx,
                 Some(format),
                 _,
-            ) => block(format).map(Self::Words),
+            ) => block(isa, format).map(Self::Words),
             #[cfg(target_arch = "aarch64")]
             (Isa::NeonBf16, None, DType::BF16) => Some(Self::Words([1, 2])),
             #[cfg(target_arch = "aarch64")]
             (Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16, Some(format), _) => {
-                block(format).map(Self::Words)
+                block(isa, format).map(Self::Words)
             }
             _ => None,
         }
@@ -104,6 +131,12 @@ impl Packing {
         };
         let pieces = rows.div_ceil(rows_of_piece);
         [pieces, all / pieces.max(1)]
+    }
+
+    /// Bytes of `rows` rows of `inner` elements so packed.
+    pub(crate) fn bytes(self, rows: usize, inner: usize) -> usize {
+        let [pieces, piece] = self.pieces(rows * self.row_bytes(inner), inner);
+        pieces * piece
     }
 
     /// Packs rows of `inner` elements into the pieces that `to` has room for, from piece `first` on.

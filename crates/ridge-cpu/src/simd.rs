@@ -32,7 +32,7 @@ pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 pub(crate) use isa::{Isa, available, check_isa, isa, vectorised};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use lanes::fetch;
-pub(crate) use lanes::{LANES, add, dot, fma, max, scale, sum_each, sum_lanes};
+pub(crate) use lanes::{LANES, add, dot, fma, max, multiply, scale, sum_each, sum_lanes};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lanes::{fetch_far, fetch_share};
 #[cfg(target_arch = "aarch64")]

@@ -13,6 +13,9 @@ use crate::placement::Placement;
 /// wants them is prepared.
 pub(crate) struct StoredWeight {
     bytes: usize,
+    /// Bytes of its rows, and where what is behind them begins: scales of codes, which stay behind them when those are packed.
+    rows: usize,
+    behind: usize,
     /// How it may be packed.
     packing: Option<Packing>,
     placement: Placement,
@@ -76,7 +79,21 @@ impl StoredWeight {
         let rows = if stays { None } else { Some(copied(data.bytes(), &placement, ledger)?) };
         let forms =
             Mutex::new(WeightForms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
-        Ok(Self { bytes, packing, placement, ledger: Arc::clone(ledger), forms })
+        Ok(Self { bytes, rows: bytes, behind: bytes, packing, placement, ledger: Arc::clone(ledger), forms })
+    }
+
+    /// Of `rows` bytes of codes, and of scales from byte `behind` on.
+    pub(crate) fn with_scales(
+        memory: AlignedMemory,
+        [rows, behind]: [usize; 2],
+        packing: Option<Packing>,
+        placement: Placement,
+        ledger: &Arc<MemoryLedger>,
+    ) -> Self {
+        let bytes = memory.block().bytes;
+        let rows_of = Some(Arc::new(memory));
+        let forms = Mutex::new(WeightForms { given: None, rows: rows_of, used_rows: Weak::new(), panels: None });
+        Self { bytes, rows, behind, packing, placement, ledger: Arc::clone(ledger), forms }
     }
 
     /// Row-major: where it lies if that begins on a cache line, as vectors want it.
@@ -104,7 +121,10 @@ impl StoredWeight {
                 // SAFETY: the rows were just allocated, and panels are not written once they are made.
                 let (panels, to) = unsafe { (panels.bytes(), rows.bytes_mut()) };
                 if let Some(packing) = self.packing {
-                    packing.unpack(panels, *inner, to);
+                    let [pieces, piece] = packing.pieces(self.rows, *inner);
+                    let (panels, behind) = panels.split_at(pieces * piece);
+                    packing.unpack(panels, *inner, &mut to[..self.rows]);
+                    to[self.behind..].copy_from_slice(behind);
                 }
                 Arc::new(rows)
             }
@@ -146,10 +166,12 @@ impl StoredWeight {
                 unsafe { own.bytes() }
             }
         };
+        let (rows, behind) = (&rows[..self.rows], &rows[self.behind..]);
         let [pieces, piece] = packing.pieces(rows.len(), inner);
-        let made = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, pieces * piece)?;
+        let made = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, pieces * piece + behind.len())?;
         // SAFETY: just allocated.
-        let to = unsafe { made.bytes_mut() };
+        let (to, scales) = unsafe { made.bytes_mut() }.split_at_mut(pieces * piece);
+        scales.copy_from_slice(behind);
         let share = pieces.div_ceil(self.placement.threads()).max(LEAST.div_ceil(piece.max(1))).max(1);
         self.placement.for_each_part(to.chunks_mut((share * piece).max(1)), |nth, to| {
             packing.pack(rows, inner, nth * share, to);

@@ -20,7 +20,7 @@ mod table;
 pub use block::{BlockBytes, BlockFormat, BlockValue};
 pub use builtin::all;
 pub use decoding::{Decoding, DecodingOp, DecodingStep, DecodingValue};
-pub use eight::Q8_0;
+pub use eight::{Q8_0, SignedBytes};
 pub use five::{Q5_0, Q5_1};
 pub use four::{Q4_0, Q4_1};
 pub use k::{Q2K, Q3K, Q4K, Q5K, Q6K};

@@ -26,7 +26,7 @@ impl NumberSettings {
 }
 
 /// Whether activations are rounded before they are multiplied by weights that are codes: on the CPU to int8 by block-quantised
-/// ones, on a GPU to 8 bits by those that have a
+/// and int8 ones, on a GPU to 8 bits by those that have a
 /// [`ScaledFormat::of_activations`](ridge_graph::format::ScaledFormat::of_activations).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationMode {

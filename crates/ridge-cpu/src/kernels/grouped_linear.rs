@@ -10,6 +10,7 @@ use ridge_graph::format::{BLOCK, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::GroupedLinear as GroupedLinearOp;
 use ridge_graph::{DType, FormatRef, Function, Op};
 
+use super::linear::scales::{WeightScales, with_codes};
 use super::linear::source::Plain;
 use super::linear::tile::{self, Room, Tile};
 use super::quant;
@@ -52,6 +53,8 @@ const WIDENED: usize = 4;
 enum WeightStorage {
     Plain(DType),
     Blocks(quant::BlockRows),
+    /// Codes with scales of rows, the weight or blocks, which are multiplied as they are.
+    Codes(WeightScales),
     Scaled {
         format: ScaledFormat,
         /// Where its scales begin, in bytes.
@@ -62,6 +65,9 @@ enum WeightStorage {
 impl WeightStorage {
     fn new(w: &OperandType) -> Result<Self, String> {
         let Some(format) = &w.format else { return Ok(Self::Plain(w.dtype)) };
+        if let Some(scales) = WeightScales::new(w, false)? {
+            return Ok(Self::Codes(scales));
+        }
         if let Some(format) = format.downcast::<ScaledFormat>() {
             return Ok(Self::Scaled { format: *format, scales: w.component_offsets()?[1] });
         }
@@ -150,6 +156,11 @@ impl GroupedLinear {
             });
             return;
         }
+        if let WeightStorage::Codes(scales) = storage {
+            let place = [*input, group];
+            with_codes!(scales, io, place, self.inner, w => tile::run(tile, w, x, room, out));
+            return scales.apply(io, place, &tile.columns, out);
+        }
         for first in tile.columns.clone().step_by(WIDENED) {
             let count = WIDENED.min(tile.columns.end - first);
             let widened = &mut widened[..count * self.inner];
@@ -160,7 +171,7 @@ impl GroupedLinear {
                         self.read_scaled(io, *input, *format, *scales, first_row + first + i, row);
                     }
                 }
-                WeightStorage::Plain(_) => {}
+                WeightStorage::Plain(_) | WeightStorage::Codes(_) => {}
             }
             let part = Tile { columns: 0..count, ..*tile };
             tile::run(
@@ -251,11 +262,12 @@ impl CpuKernel for GroupedLinear {
 
     fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (vectors, block) = (self.inner.div_ceil(LANES), ROW_BLOCK.min(self.rows));
-        let is_plain = self.weights.iter().all(|(_, storage)| matches!(storage, WeightStorage::Plain(_)));
+        let in_place = |storage: &WeightStorage| matches!(storage, WeightStorage::Plain(_) | WeightStorage::Codes(_));
+        let in_place = self.weights.iter().all(|(_, storage)| in_place(storage));
         let [sums, packed, widened, products, gated] = scratch.slices::<f32, 5>([
             block * TILE * LANES,
             tile::packed_room(block, vectors) * LANES,
-            if is_plain { 0 } else { WIDENED * self.inner },
+            if in_place { 0 } else { WIDENED * self.inner },
             block * TILE,
             if self.weights.len() > 1 { block * TILE } else { 0 },
         ]);

@@ -30,7 +30,7 @@ mod x;
 use std::ops::Range;
 
 use ridge_graph::FormatRef;
-use ridge_graph::format::BlockFormat;
+use ridge_graph::format::{BlockFormat, SignedBytes};
 use ridge_graph::with_block_format;
 
 use crate::simd;
@@ -61,21 +61,30 @@ fn past<B: avx512::Wide>(
 #[cfg(target_arch = "aarch64")]
 use neon::multiply as past;
 
+macro_rules! codes_in_blocks {
+    ($block:ident) => {
+        WeightCodes {
+            block: [$block::ELEMENTS, $block::BYTES],
+            group: $block::GROUP,
+            minima: $block::MINIMA,
+            unit: unit::<$block>(),
+            read: read::<$block>,
+            #[cfg(target_arch = "x86_64")]
+            to_panel: avx512::to_panel::<$block>,
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+            stream: past::<$block>,
+        }
+    };
+}
+
 /// How the blocks of `format` are codes, if they are.
 pub(super) fn codes(format: &FormatRef) -> Option<WeightCodes> {
-    with_block_format!(format.name(), B => {
-        Some(WeightCodes {
-            block: [B::ELEMENTS, B::BYTES],
-            group: B::GROUP,
-            minima: B::MINIMA,
-            unit: unit::<B>(),
-            read: read::<B>,
-            #[cfg(target_arch = "x86_64")]
-            to_panel: avx512::to_panel::<B>,
-            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-            stream: past::<B>,
-        })
-    }, _ => None)
+    with_block_format!(format.name(), B => Some(codes_in_blocks!(B)), _ => None)
+}
+
+/// As [`codes`], of rows of int8 codes whose scale is elsewhere.
+pub(super) fn codes_of_bytes() -> WeightCodes {
+    codes_in_blocks!(SignedBytes)
 }
 
 simd::vectorised! {

@@ -14,6 +14,8 @@
 mod by_codes;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod by_lane;
+#[cfg(target_arch = "x86_64")]
+mod float_codes;
 mod in_lanes;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod in_pairs;
@@ -26,6 +28,7 @@ mod on_tiles;
 mod one_row;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod pairs;
+pub(super) mod scales;
 pub(super) mod source;
 pub(super) mod tile;
 
@@ -41,10 +44,13 @@ use super::{int8, quant};
 use crate::amx;
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType, Preparation};
+#[cfg(target_arch = "x86_64")]
+use crate::packing::FLOAT_CODES;
 use crate::packing::Packing;
 use crate::scratch::Scratch;
 use crate::simd::{self, Isa};
 use kernel::{After, LinearKernel, LinearWeight};
+use scales::WeightScales;
 
 pub(super) fn entries() -> [KernelEntry; 6] {
     let entries = [
@@ -84,6 +90,11 @@ fn takes(isa: Isa, packing: Packing, x: DType, is_codes: bool, inner: usize, in_
     match packing {
         #[cfg(target_arch = "x86_64")]
         Packing::Tiles => !is_codes && amx::takes(x, inner),
+        #[cfg(target_arch = "x86_64")]
+        Packing::Words(FLOAT_CODES) => {
+            let as_pairs = inner > 0 && inner.is_multiple_of(float_codes::FOUR) && x == DType::BF16;
+            !is_codes && as_pairs && (isa != Isa::Amx || amx::takes(x, inner) && inner.is_multiple_of(amx::DEPTH))
+        }
         Packing::Words(_) if in_blocks => inner > 0 && (is_codes || takes_blocks_on_tiles(isa, x, inner)),
         Packing::Words(_) => inner > 0 && !is_codes && x == DType::BF16,
     }
@@ -101,12 +112,19 @@ fn takes_blocks_on_tiles(isa: Isa, x: DType, inner: usize) -> bool {
     }
 }
 
-/// Plain weights, or such in blocks; codes of x, 256 to a scale, are multiplied by codes of all weights.
+/// Plain weights, or such in blocks or with scales; codes of x, 256 to a scale, are multiplied by codes of all weights.
 fn supports(body: &Function) -> bool {
     let Some((x, weights)) = operands(body) else { return false };
+    let reads = |format: &FormatRef| quant::supports(format) || scales::scaled(format).is_some();
+    let multiplies = |w: &Type, format: &FormatRef| {
+        let inner = w.shape.0.last().and_then(Dim::as_const);
+        quant::supports(format) || inner.is_some_and(|inner| scales::are_bytes(format, inner))
+    };
     match &x.format {
-        None => weights.iter().all(|w| w.format.as_ref().is_none_or(quant::supports)),
-        Some(format) => is_codes(format) && weights.iter().all(|w| w.format.as_ref().is_some_and(quant::supports)),
+        None => weights.iter().all(|w| w.format.as_ref().is_none_or(reads)),
+        Some(format) => {
+            is_codes(format) && weights.iter().all(|w| w.format.as_ref().is_some_and(|format| multiplies(w, format)))
+        }
     }
 }
 
@@ -153,8 +171,13 @@ const ROW_BLOCK: usize = 128;
 /// they are packed.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(x: &OperandType, weights: &[OperandType], packed: bool) -> bool {
-    let fits = |w: &OperandType| match w.format {
-        Some(_) => takes_blocks_on_tiles(simd::isa(), x.dtype, x.last()),
+    let fits = |w: &OperandType| match &w.format {
+        Some(format) => {
+            let decodes = quant::supports(format)
+                || scales::are_bytes(format, w.last())
+                || float_codes::takes(format, w.last()) && w.last().is_multiple_of(amx::DEPTH);
+            decodes && takes_blocks_on_tiles(simd::isa(), x.dtype, x.last())
+        }
         None => w.dtype == DType::BF16 && amx::takes(x.dtype, x.last()) && simd::isa() == Isa::Amx,
     };
     let alike = weights.iter().all(|w| w.format.is_some() == weights[0].format.is_some());
@@ -165,16 +188,26 @@ fn on_tiles(x: &OperandType, weights: &[OperandType], packed: bool) -> bool {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const PAIRED_ROWS: usize = 128;
 
-/// Products of x of bf16 by plain weights of bf16 are those of pairs, where there are instructions for them and no tiles.
+/// Products of x of bf16 by weights of bf16, plain or made of codes of E4M3, are those of pairs, where there are instructions for
+/// them and no tiles.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn in_pairs(x: &OperandType, weights: &[OperandType]) -> bool {
-    let plain = |w: &OperandType| w.format.is_none() && w.dtype == DType::BF16;
-    pairs::available() && x.dtype == DType::BF16 && x.last() > 0 && weights.iter().all(plain)
+    let takes = |w: &OperandType| match &w.format {
+        None => w.dtype == DType::BF16,
+        #[cfg(target_arch = "x86_64")]
+        Some(format) => float_codes::takes(format, w.last()),
+        #[cfg(not(target_arch = "x86_64"))]
+        Some(_) => false,
+    };
+    pairs::available() && x.dtype == DType::BF16 && x.last() > 0 && weights.iter().all(takes)
 }
 
 /// How the rows of `weights` are codes.
 fn codes(weights: &[OperandType]) -> Result<Vec<int8::WeightCodes>, String> {
-    let of_weight = |w: &OperandType| w.format.as_ref().and_then(int8::codes).ok_or("a weight is not stored in codes");
+    let of_weight = |w: &OperandType| match &w.format {
+        Some(format) if scales::are_bytes(format, w.last()) => Ok(int8::codes_of_bytes()),
+        format => format.as_ref().and_then(int8::codes).ok_or("a weight is not stored in codes"),
+    };
     Ok(weights.iter().map(of_weight).collect::<Result<_, _>>()?)
 }
 
@@ -231,10 +264,17 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
         let bias = first + 1 + count + i;
+        let rows_of = |format| match scales::are_bytes(format, x.last()) {
+            true => Some(quant::BlockRows::of_bytes(x.last())),
+            false => quant::BlockRows::new(format, x.last()),
+        };
         weights.push(LinearWeight {
             columns: w.shape[0],
             dtype: w.dtype,
-            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(|f| quant::BlockRows::new(f, x.last())),
+            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(rows_of),
+            scales: WeightScales::new(w, packed)?,
+            #[cfg(target_arch = "x86_64")]
+            float_codes: w.format.as_ref().is_some_and(|format| float_codes::takes(format, w.last())),
             bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
             tiles_before: tiles,
         });

@@ -3,7 +3,7 @@
 //! Floor: each byte read once, each value written once to where the next loop finds it in cache.
 
 use ridge_graph::FormatRef;
-use ridge_graph::format::BlockFormat;
+use ridge_graph::format::{BlockFormat, SignedBytes};
 use ridge_graph::with_block_format;
 
 #[cfg(target_arch = "x86_64")]
@@ -37,6 +37,16 @@ impl BlockRows {
                 codes: int8::codes(format)?,
             })
         }, _ => None)
+    }
+
+    /// Rows of `elements` int8 codes, as whole numbers.
+    pub(super) fn of_bytes(elements: usize) -> Self {
+        Self {
+            bytes: elements,
+            read: read::<SignedBytes>,
+            #[cfg(target_arch = "x86_64")]
+            codes: int8::codes_of_bytes(),
+        }
     }
 
     /// How rows are codes.

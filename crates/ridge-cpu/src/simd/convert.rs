@@ -179,10 +179,15 @@ impl Element for f16 {
 }
 
 impl Element for E4M3 {
+    /// By a multiplication, which takes fewer instructions than [`widen_small`]: products by weights do little else. Subnormal
+    /// numbers, which some processors multiply slowly, are few in quantised values.
     #[inline(always)]
     fn widen(self) -> f32 {
+        const UNIT: f32 = f32::from_bits((2 * BIAS - 7) << 23);
         let bits = u32::from(self.0);
-        widen_small::<3, 7>(bits & 0x7f, bits >> 7, 0x7f)
+        let magnitude = (f32::from_bits((bits & 0x7f) << 20) * UNIT).to_bits();
+        let nan = if bits & 0x7f == 0x7f { 0x7fc0_0000 } else { 0 };
+        f32::from_bits(magnitude | nan | (bits & 0x80) << 24)
     }
     #[inline(always)]
     fn narrow(x: f32) -> Self {

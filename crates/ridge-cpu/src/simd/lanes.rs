@@ -121,6 +121,15 @@ vectorised! {
 }
 
 vectorised! {
+    /// `x *= y`.
+    pub(crate) fn multiply(x: &mut [f32], y: &[f32]) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x *= y;
+        }
+    }
+}
+
+vectorised! {
     /// `x = x * factor`.
     pub(crate) fn scale(x: &mut [f32], factor: f32) {
         for x in x {

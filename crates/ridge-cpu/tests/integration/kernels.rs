@@ -4,7 +4,7 @@
 use crate::common::{cuts_agree, poisoned, run};
 use crate::rerun::with_instruction_sets;
 use ridge_graph::conformance::judge_graph;
-use ridge_graph::format;
+use ridge_graph::format::{self, ScaledFormat};
 use ridge_graph::ops::SampleToken;
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
@@ -42,8 +42,18 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             .into_iter()
             .filter(fits)
             .flat_map(|f| [DType::F32, DType::BF16].map(|of_x| (DType::F32, of_x, Some(f.clone()))));
+        // With scales of rows and tensors, whole numbers are multiplied by codes too.
+        let scaled = |names: &[&str]| -> Vec<_> {
+            let format = |name: &&str| FormatRef::new(ScaledFormat::from_name(name).expect("a format"));
+            let of_x = |f: FormatRef| [DType::F32, DType::BF16].map(|of_x| (DType::F32, of_x, Some(f.clone())));
+            let names = if inner < 1000 || inner == 2112 { names } else { &[] };
+            names.iter().map(format).flat_map(of_x).collect()
+        };
+        let whole = scaled(&["int8_row", "int8_tensor"]);
+        let floats = scaled(&["f8e4m3_row", "f8e4m3_tensor", "f8e4m3_b128"]);
+        let stored = stored.chain(whole);
         let by_codes = stored.clone().map(|case| (case, Activations::Int8));
-        let exact = plain.into_iter().chain(stored).map(|case| (case, Activations::Exact));
+        let exact = plain.into_iter().chain(stored).chain(floats).map(|case| (case, Activations::Exact));
         for ((dtype, of_x, stored), activations) in exact.chain(by_codes) {
             let mut rng = Rng::new(inner as u64);
             let (x, w) = (rng.normal(of_x, &[rows, inner]), rng.normal(dtype, &[columns, inner]));

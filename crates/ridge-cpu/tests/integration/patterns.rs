@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::{Unclaimed, poisoned, run, same_bits};
 use ridge_graph::conformance::judge_graph;
-use ridge_graph::format::Q8_0;
+use ridge_graph::format::{Q8_0, ScaledFormat};
 use ridge_graph::ops::{Rope, rope_frequencies};
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
@@ -108,9 +108,18 @@ fn quantised(g: &mut Builder, name: &str, dtype: DType, rows: usize, cols: usize
     g.weight(name, Type::tensor(dtype, [rows, cols]).stored_as(FormatRef::new(Q8_0)))
 }
 
-/// A plain weight, one in blocks, and one by codes of activations.
-const WAYS: [(Weight, Activations); 3] =
-    [(matrix, Activations::Exact), (quantised, Activations::Exact), (quantised, Activations::Int8)];
+fn scaled(g: &mut Builder, name: &str, dtype: DType, rows: usize, cols: usize) -> Result<Var> {
+    g.weight(name, Type::tensor(dtype, [rows, cols]).stored_as(FormatRef::new(ScaledFormat::INT8_ROWS)))
+}
+
+/// A plain weight, one in blocks, and one with scales of rows; the latter two by codes of activations too.
+const WAYS: [(Weight, Activations); 5] = [
+    (matrix, Activations::Exact),
+    (quantised, Activations::Exact),
+    (quantised, Activations::Int8),
+    (scaled, Activations::Exact),
+    (scaled, Activations::Int8),
+];
 
 type Weight = fn(&mut Builder, &str, DType, usize, usize) -> Result<Var>;
 

@@ -2,8 +2,10 @@
 
 use crate::common::{poisoned, run};
 use ridge_graph::conformance::judge_graph;
+use ridge_graph::format::ScaledFormat;
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
-use ridge_graph::{Arg, Bindings, Builder, DType, Dim, Graph, Tensor, Type, Value};
+use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Tensor, Type, Value};
 
 /// Weights of bf16 that nothing else reads are repacked, where there are matrix tiles; those that an embedding reads are
 /// not. Products of both are right, and the same.
@@ -91,6 +93,51 @@ fn products_of_weights_in_any_layout_are_right_and_the_same() {
                     judge_graph(&alone, &|arg| Some(value(arg)), &bindings, &got)
                         .unwrap_or_else(|why| panic!("{what}: {why}"));
                 }
+            }
+        }
+    }
+}
+
+/// Weights of codes with scales are interleaved where products want them so, unless something reads their rows.
+#[test]
+fn products_of_codes_with_scales_are_the_same_in_any_layout() {
+    let formats = ["int8_row", "int8_tensor", "f8e4m3_row", "f8e4m3_tensor", "f8e4m3_b128"];
+    for (format, [inner, columns]) in formats.into_iter().flat_map(|f| [[288, 37], [1312, 150]].map(|size| (f, size))) {
+        let format = FormatRef::new(ScaledFormat::from_name(format).expect("a format"));
+        for (activations, dtype) in [Activations::Exact, Activations::Int8]
+            .into_iter()
+            .flat_map(|activations| [DType::F32, DType::BF16].map(|dtype| (activations, dtype)))
+        {
+            let w = Value::stored(&Rng::new(5).normal(DType::F32, &[columns, inner]), &format);
+            let build = |read: bool| -> ridge_graph::Result<Graph> {
+                let mut g = Builder::new();
+                let x = g.step_input("x", Type::tensor(dtype, [Dim::sym("rows"), inner.into()]))?;
+                let weight = g.weight("w", w.ty())?;
+                let y = g.linear(x, weight)?;
+                let mut outputs = vec![("y".into(), y)];
+                if read {
+                    let ids = g.step_input("ids", Type::tensor(DType::I32, [1]))?;
+                    outputs.push(("row".into(), g.embedding(weight, ids, dtype)?));
+                }
+                let mut graph = g.finish(outputs)?;
+                round_activations(&mut graph, activations);
+                Ok(graph)
+            };
+            let [alone, read] = [false, true].map(|read| build(read).unwrap());
+            for rows in [1, 2, 9, 33] {
+                let bindings = Bindings::new().with("rows", rows);
+                let value = |arg: &Arg| match &*arg.name {
+                    "w" => w.clone(),
+                    "ids" => Value::Plain(Tensor::int(DType::I32, &[1], vec![3])),
+                    _ => Value::Plain(Rng::new(rows as u64).normal(dtype, &[rows, inner])),
+                };
+                let got = run(&poisoned(2), &alone, &bindings, &value).expect("runs");
+                let mut other = run(&poisoned(1), &read, &bindings, &value).expect("runs");
+                other.truncate(1);
+                let what = format!("{rows} rows of {inner} by {columns}, {dtype}, {}, {activations:?}", format.name());
+                assert!(crate::common::same_bits(&got, &other), "{what}");
+                judge_graph(&alone, &|arg| Some(value(arg)), &bindings, &got)
+                    .unwrap_or_else(|why| panic!("{what}: {why}"));
             }
         }
     }

@@ -37,6 +37,37 @@ impl BlockFormat for Q8_0 {
     }
 }
 
+/// Bytes without a scale: how kernels of block formats see rows of int8 codes whose scale is stored elsewhere
+/// ([`ScaledFormat::INT8_ROWS`](super::ScaledFormat::INT8_ROWS)). No file and no parameter has this format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SignedBytes;
+
+impl BlockFormat for SignedBytes {
+    const NAME: &'static str = "signed_bytes";
+    const ELEMENTS: usize = 32;
+    const BYTES: usize = 32;
+    const GROUP: usize = 32;
+
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let codes = block.signed(0, 32);
+        block.float(codes)
+    }
+
+    #[inline(always)]
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
+        scales[0] = 1.0;
+        for (code, byte) in codes[..32].iter_mut().zip(&block[..32]) {
+            *code = *byte as i8;
+        }
+    }
+
+    fn write(values: &[f32], _importance: Option<&[f32]>, block: &mut [u8]) {
+        for (code, v) in block.iter_mut().zip(values) {
+            *code = v.round().clamp(-127.0, 127.0) as i8 as u8;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -342,7 +342,31 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             samples.push(stored.stored(&rng.normal(DType::F32, &[1280 / inner + 7, inner]), &format));
         }
     }
+    samples.extend(samples_scaled(rng, dtype));
     samples.extend(samples_quantised(rng, dtype));
+    samples
+}
+
+/// Products by weights of 8-bit codes with scales: of x as it is, and for whole numbers of x as codes; by one row, a few and
+/// many, of K that fills vectors and such that does not.
+fn samples_scaled(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    use ScaleLayout::{Block, Row, Tensor as Whole};
+    let mut samples = Vec::new();
+    for codes in [CodeType::Int8, CodeType::F8E4M3] {
+        for scales in [Row, Whole, Block] {
+            let format = ScaledFormat::new(codes, scales);
+            for [rows, inner, columns] in [[1, 544, 41], [7, 288, 140], [27, 52, 37], [3, 33, 5]] {
+                let w = rng.normal(DType::F32, &[columns, inner]);
+                let sample = Sample::new(Linear { bias: true }).input(rng.normal(dtype, &[rows, inner]));
+                samples.push(sample.stored(&w, &FormatRef::new(format)).input(rng.normal(dtype, &[columns])));
+                if codes == CodeType::Int8 && scales != Block && inner % 32 == 0 {
+                    let x = FormatRef::new(ScaledFormat::INT8_G256);
+                    let sample = Sample::new(Linear { bias: true }).stored(&rng.normal(dtype, &[rows, inner]), &x);
+                    samples.push(sample.stored(&w, &FormatRef::new(format)).input(rng.normal(dtype, &[columns])));
+                }
+            }
+        }
+    }
     samples
 }
 

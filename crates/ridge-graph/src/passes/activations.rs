@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::order::Draft;
 use crate::dtype::DType;
-use crate::format::{FormatRef, ScaledFormat};
+use crate::format::{CodeType, FormatRef, ScaleLayout, ScaledFormat};
 use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
 use crate::ops::{Linear, LinearGroup, Quantize};
 use crate::types::Type;
@@ -16,7 +16,7 @@ pub enum Activations {
     #[default]
     Exact,
     /// As codes of 8 bits, 256 to a scale ([`ScaledFormat::INT8_G256`]), which a machine multiplies faster by weights that
-    /// are codes themselves.
+    /// are whole numbers themselves: in blocks, or int8 with scales of rows or tensors; by floats of 8 bits as it is.
     Int8,
     /// By weights of 8-bit codes as such codes too, where tensor cores of GPUs take both
     /// ([`ScaledFormat::of_activations`]); by others as it is.
@@ -39,7 +39,7 @@ impl Activations {
 pub fn round_activations(graph: &mut Graph, activations: Activations) {
     let rounded_for: fn(&FormatRef) -> Option<ScaledFormat> = match activations {
         Activations::Exact => return,
-        Activations::Int8 => |weight| weight.downcast::<ScaledFormat>().is_none().then_some(ScaledFormat::INT8_G256),
+        Activations::Int8 => |weight| weight.downcast().is_none_or(takes_int8).then_some(ScaledFormat::INT8_G256),
         Activations::Matched => |weight| weight.downcast::<ScaledFormat>().and_then(|format| format.of_activations()),
     };
     // What tensor cores take: values of 16 bits become codes, of which they read 16 at a time.
@@ -75,6 +75,11 @@ pub fn round_activations(graph: &mut Graph, activations: Activations) {
         }
         *function = draft.finish(|i| i.checked_sub(first_new).map_or(i, |new| places[new]));
     }
+}
+
+/// Are weights in `format` multiplied as whole numbers, and scaled at last?
+fn takes_int8(format: &ScaledFormat) -> bool {
+    format.codes == CodeType::Int8 && matches!(format.scales, ScaleLayout::Row | ScaleLayout::Tensor)
 }
 
 /// The x of a linear, and the format that it is to have.

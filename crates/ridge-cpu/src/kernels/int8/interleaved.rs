@@ -6,7 +6,9 @@
 
 use std::marker::PhantomData;
 
-use ridge_graph::format::{E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN};
+use ridge_graph::format::{
+    E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, SignedBytes, UNEVEN,
+};
 
 use super::eight::{
     self, Floats, Words, and, as_floats, equal_bytes, float, halves, left, left_by, mul, negate, or, right, right_by,
@@ -240,6 +242,16 @@ interleaved! {
             to.codes(4 * part, codes);
         }
         front(rows, to);
+    };
+    SignedBytes: 255, |rows, to| {
+        for part in 0..2 {
+            let mut codes = rows.words(16 * part);
+            for codes in &mut codes {
+                *codes = xor(*codes, splat_bytes(128));
+            }
+            to.codes(4 * part, codes);
+        }
+        to.scale(0, float(splat(1)));
     };
     Q4_0: 15, |rows, to| {
         both_nibbles(to, 0, rows.words(2), |_, nibbles| nibbles);

@@ -2,7 +2,7 @@
 
 use ridge_graph::format::{BlockFormat, Mxfp4};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use ridge_graph::format::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use ridge_graph::format::{Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, SignedBytes};
 
 /// Elements of K whose codes of x share a scale, which is a multiple of every block of weights.
 pub(crate) const GROUP: usize = 256;
@@ -59,4 +59,5 @@ macro_rules! above {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 above! {
     Q8_0: 128, Q4_0: 8, Q4_1: 0, Q5_0: 16, Q5_1: 0, Iq4Nl: 128, Iq4Xs: 128, Mxfp4: 12, Q2K: 0, Q3K: 4, Q4K: 0, Q5K: 0, Q6K: 32,
+    SignedBytes: 128,
 }

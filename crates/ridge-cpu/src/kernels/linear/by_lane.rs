@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::kernel::{After, LinearKernel};
+use super::scales::with_codes;
 use super::source::{Plain, Source};
 use crate::bytes::bits_of;
 use crate::gemm::{LaneProduct, SLOTS, Square, TURN, turn};
@@ -75,7 +76,7 @@ impl LinearKernel {
         scratch: &mut Scratch,
     ) {
         let padded = self.row_block * self.tile;
-        let quantised = self.weights.iter().any(|w| w.stored.is_some());
+        let quantised = self.weights.iter().any(|w| w.stored.is_some() && w.scales.is_none());
         let [weights, widened, sums, products, gated, line] = scratch.slices::<f32, 6>([
             LANES * product.apart(),
             if quantised { WIDENED * self.inner } else { 0 },
@@ -121,6 +122,9 @@ impl LinearKernel {
     ) {
         let (weight, input) = (&self.weights[which], self.x + 1 + which);
         let (inner, distances) = (self.inner, [product.apart(), product.columns()]);
+        if let Some(scales) = &weight.scales {
+            return with_codes!(scales, io, [input, 0], inner, w => pack(w, columns, inner, distances, to));
+        }
         let Some(stored) = &weight.stored else {
             return simd::with_element!(weight.dtype, T => {
                 pack(Plain { data: io.input::<T>(input), inner }, columns, inner, distances, to);

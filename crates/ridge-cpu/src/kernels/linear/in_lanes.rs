@@ -2,21 +2,41 @@
 
 use std::ops::Range;
 
-use super::kernel::{After, LinearKernel};
+use super::kernel::{After, LinearKernel, LinearWeight};
 #[cfg(target_arch = "x86_64")]
 use super::one_row;
-use super::source::{Plain, Streamed};
+use super::scales::with_codes;
+use super::source::{Plain, Source, Streamed};
 use super::tile::{self, Room, Tile};
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
 use crate::scratch::Scratch;
-use crate::simd::{self, LANES};
+use crate::simd::{self, LANES, vectorised};
 
 /// Columns in blocks that are widened at once: they stay in cache until they are multiplied.
 const WIDENED: usize = 4;
 
 /// Bytes of a weight from which on it is taken to come from memory.
 const STREAMED: usize = 1 << 20;
+
+vectorised! {
+    /// Rows `rows` of a weight as f32, one after another.
+    fn widen<W: Source>(w: W, rows: Range<usize>, inner: usize, to: &mut [f32]) {
+        let (whole, rest) = (inner / LANES, inner % LANES);
+        for (row, to) in rows.zip(to.chunks_exact_mut(inner.max(1))) {
+            let lanes = w.row(row, whole);
+            let (vectors, end) = to.as_chunks_mut::<LANES>();
+            for (at, to) in vectors.iter_mut().enumerate() {
+                *to = simd::lanes_of(W::lanes(lanes, at));
+            }
+            if rest > 0 {
+                // As `Source::rest` lays it out.
+                let from = if inner > LANES { LANES - rest } else { 0 };
+                end.copy_from_slice(&w.rest(row)[from..from + rest]);
+            }
+        }
+    }
+}
 
 impl LinearKernel {
     /// The copy of x, where it must be copied.
@@ -39,7 +59,7 @@ impl LinearKernel {
     pub(super) fn run_in_lanes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let n = self.inner.div_ceil(LANES);
         let block = self.row_block.min(self.rows);
-        let quantised = self.weights.iter().any(|w| w.stored.is_some());
+        let quantised = self.weights.iter().any(|w| w.stored.is_some() && w.scales.is_none() || self.widens(w));
         let [copy, sums, weights, widened, products, gated, line] = scratch.slices::<f32, 7>([
             if self.is_copied() && self.rows == 1 { self.stride() } else { 0 },
             block * self.tile * LANES,
@@ -73,6 +93,16 @@ impl LinearKernel {
         }
     }
 
+    /// Are the rows of a weight of codes widened once for several rows of x? Registers of AVX-512 hold the sums of four, for which
+    /// codes are widened in registers in less time.
+    fn widens(&self, weight: &LinearWeight) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let few = simd::isa() < simd::Isa::Avx512;
+        #[cfg(not(target_arch = "x86_64"))]
+        let few = true;
+        weight.scales.is_some() && few && self.rows > 1
+    }
+
     /// A tile of products with weight `which`, one row after another.
     fn products(
         &self,
@@ -93,7 +123,20 @@ impl LinearKernel {
             let data = &io.input::<f32>(input)[..weight.columns * self.inner];
             return one_row::run(data, self.inner, tile.columns.clone(), x, out);
         }
-        if let Some(rows) = &weight.stored {
+        if let Some(scales) = &weight.scales {
+            with_codes!(scales, io, [input, 0], self.inner, w => {
+                if widened.is_empty() || tile.rows == 1 || tile::packs(tile.rows) {
+                    return tile::run(tile, w, x, room, out);
+                }
+                for first in tile.columns.clone().step_by(WIDENED) {
+                    let columns = first..tile.columns.end.min(first + WIDENED);
+                    let part = Tile { columns: 0..columns.len(), ..*tile };
+                    widen(w, columns, self.inner, widened);
+                    let out = &mut out[first - tile.columns.start..];
+                    tile::run(&part, Plain { data: &*widened, inner: self.inner }, x, room, out);
+                }
+            });
+        } else if let Some(rows) = &weight.stored {
             let data = io.input::<u8>(input);
             for first in tile.columns.clone().step_by(WIDENED) {
                 let count = WIDENED.min(tile.columns.end - first);

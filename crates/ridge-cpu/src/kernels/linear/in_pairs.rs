@@ -17,8 +17,11 @@ impl LinearKernel {
         let block = self.row_block.min(self.rows);
         let width = self.columns_together(pieces.len());
         let floats = |n: usize| n * size_of::<f32>();
+        let room = pairs::room(self.packed);
+        #[cfg(target_arch = "x86_64")]
+        let room = if self.weights.iter().any(|w| w.float_codes) { pairs::ROOM_OF_CODES } else { room };
         let [lines, products, gated, line] = scratch.slices::<u8, 4>([
-            pairs::room(self.packed) * size_of::<Line>(),
+            room * size_of::<Line>(),
             floats(block * width),
             if self.after == After::Swiglu { floats(block * width) } else { 0 },
             floats(width),
@@ -35,6 +38,11 @@ impl LinearKernel {
             let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut of = |which: usize, out: &mut [f32]| {
                 let input = self.x + 1 + which;
+                #[cfg(target_arch = "x86_64")]
+                if self.weights[which].float_codes {
+                    let weight = pairs::PairedWeight::Codes(self.float_codes(io, which));
+                    return pairs::run(&tile, weight, x, lines, &mut out[..tile.rows * tile.stride]);
+                }
                 let weight = if self.packed {
                     pairs::PairedWeight::Interleaved(io.input::<u32>(input).as_chunks().0)
                 } else {

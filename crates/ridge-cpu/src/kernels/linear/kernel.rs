@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
+#[cfg(target_arch = "x86_64")]
+use super::float_codes::{CodeRows, FloatCodes};
+use super::scales::WeightScales;
 use super::tile;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::LaneProduct;
@@ -35,6 +38,11 @@ pub(super) struct LinearWeight {
     pub(super) dtype: DType,
     /// How its rows are read, if it is stored in blocks and they are not multiplied as codes.
     pub(super) stored: Option<quant::BlockRows>,
+    /// What products by its rows are multiplied by, if it is stored with scales.
+    pub(super) scales: Option<WeightScales>,
+    /// Are its rows codes that become pairs of bf16?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) float_codes: bool,
     /// Input and dtype of the bias.
     pub(super) bias: Option<(usize, DType)>,
     /// Tiles of the weights before.
@@ -86,7 +94,20 @@ impl LinearKernel {
     /// Are its weights panels of matrix tiles, or blocks that become such?
     #[cfg(target_arch = "x86_64")]
     pub(super) fn on_panels(&self) -> bool {
-        self.packed || self.weights.iter().all(|w| w.stored.is_some())
+        self.packed || self.weights.iter().all(|w| w.stored.is_some() || w.float_codes)
+    }
+
+    /// Weight `which`, of codes that become pairs of bf16.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn float_codes<'a>(&self, io: &KernelIo<'a>, which: usize) -> FloatCodes<'a> {
+        let input = self.x + 1 + which;
+        let rows = if self.packed {
+            CodeRows::Interleaved(io.input::<u32>(input).as_chunks().0)
+        } else {
+            CodeRows::Plain(io.input(input))
+        };
+        let scales = self.weights[which].scales.and_then(|scales| scales.of_blocks(io, [input, 0], self.inner));
+        FloatCodes { rows, inner: self.inner, scales }
     }
 
     /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
@@ -139,8 +160,10 @@ impl LinearKernel {
         [products, gated, line]: [&mut [f32]; 3],
     ) {
         let width = columns.len();
+        self.scale(io, which, &columns, &mut products[..rows.len() * width]);
         self.add_bias(io, which, &columns, &mut products[..rows.len() * width], line);
         if self.after == After::Swiglu {
+            self.scale(io, 1, &columns, &mut gated[..rows.len() * width]);
             self.add_bias(io, 1, &columns, &mut gated[..rows.len() * width], line);
         }
         let of_weight = self.weights[which].columns;
@@ -172,6 +195,12 @@ impl LinearKernel {
         for (row, to) in rows.zip(to.chunks_exact_mut(self.stride().max(1))) {
             simd::load(io, self.x, self.dtype, row * self.inner, &mut to[..self.inner]);
             tile::fill(to, self.inner);
+        }
+    }
+
+    fn scale(&self, io: &KernelIo<'_>, which: usize, columns: &Range<usize>, products: &mut [f32]) {
+        if let Some(scales) = &self.weights[which].scales {
+            scales.apply(io, [self.x + 1 + which, 0], columns, products);
         }
     }
 

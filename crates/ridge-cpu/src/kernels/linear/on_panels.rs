@@ -7,10 +7,11 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ridge_graph::DType;
 
+use super::float_codes::FloatCodes;
 use super::kernel::{After, LinearKernel};
 use super::on_tiles::{WAITING, of_x};
 use crate::amx::{self, panels};
-use crate::interleave::Interleaving;
+use crate::interleave::{Interleaving, Line};
 use crate::io::KernelIo;
 use crate::kernel::Preparation;
 use crate::kernels::int8;
@@ -57,11 +58,14 @@ impl LinearKernel {
         let waiting = if cut.parts > 1 { WAITING } else { cut.weights };
         let slot = most.tiles * most.sums_of_tile();
         let of_group = 3 * most.sums_of_tile();
-        let in_blocks = self.weights.iter().any(|w| w.stored.is_some());
+        let in_blocks = self.weights.iter().any(|w| w.stored.is_some() || w.float_codes);
+        let in_rows = !self.packed && self.weights.iter().any(|w| w.float_codes);
         let of_part = panels::panel_tiles(self.inner.min(amx::BLOCK)) * size_of::<amx::Words>() / size_of::<u32>();
-        let [packed, decoded, waiting_sums, now, products, gated, line] = scratch.slices::<u32, 7>([
+        let [packed, decoded, turned, waiting_sums, now, products, gated, line] = scratch.slices::<u32, 8>([
             if all.compact { all.room() } else { 0 },
             if in_blocks { of_part } else { 0 },
+            // A byte for two of a tile, of 16 rows.
+            if in_rows { of_part / 4 } else { 0 },
             waiting * slot,
             of_group,
             of_group,
@@ -69,7 +73,7 @@ impl LinearKernel {
             amx::COLUMNS,
         ]);
         let [waiting_sums, now, products, gated, line] = [waiting_sums, now, products, gated, line].map(amx::floats);
-        let decoded = decoded.as_chunks_mut().0;
+        let (decoded, turned) = (decoded.as_chunks_mut().0, turned.as_chunks_mut().0);
         if all.compact {
             all.pack(io.input::<T>(self.x), self.inner, packed);
         }
@@ -93,7 +97,7 @@ impl LinearKernel {
                 } else {
                     (!pieces_next.is_empty()).then(|| self.turn(io, cut, &pieces_next, 0))
                 };
-                let panel = turn.panel(decoded);
+                let panel = turn.panel(decoded, turned);
                 // Where K is cut, each turn of a part brings its share of x for the next.
                 let after = amx::part(self.inner, nth / turns + 1);
                 let shares = if cut.parts > 1 { turns } else { 0 };
@@ -139,6 +143,7 @@ impl LinearKernel {
         let weight = &self.weights[which + nth % cut.weights];
         let input = self.x + 1 + which + nth % cut.weights;
         let part_of = match &weight.stored {
+            _ if weight.float_codes => PartOf::Floats(self.float_codes(io, which + nth % cut.weights)),
             Some(rows) => PartOf::Blocks(int8::CodeWeight {
                 data: io.input(input),
                 codes: rows.codes(),
@@ -169,6 +174,7 @@ struct Cut {
 enum PartOf<'a> {
     Panel(&'a [amx::Words]),
     Blocks(int8::CodeWeight<'a>),
+    Floats(FloatCodes<'a>),
 }
 
 struct Turn<'a> {
@@ -184,7 +190,7 @@ struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     /// Part of a panel: where it lies, or in `room`.
-    fn panel<'b>(&self, room: &'b mut [amx::Words]) -> &'b [amx::Words]
+    fn panel<'b>(&self, room: &'b mut [amx::Words], turned: &mut [Line]) -> &'b [amx::Words]
     where
         'a: 'b,
     {
@@ -195,17 +201,21 @@ impl<'a> Turn<'a> {
                 (weight.codes.to_panel)(weight, self.columns.clone(), self.steps.clone(), room);
                 room
             }
+            PartOf::Floats(codes) => {
+                let room = &mut room[..panels::panel_tiles(self.steps.len() * amx::DEPTH)];
+                codes.to_panel(&self.columns, &self.steps, turned, room);
+                room
+            }
         }
     }
 
     /// The memory that [`Turn::panel`] reads, but of parts of rows that are not interleaved.
     fn memory(&self) -> [&'a [u32]; 2] {
+        let elements = self.steps.start * amx::DEPTH..self.steps.end * amx::DEPTH;
         match &self.part_of {
             PartOf::Panel(panel) => [panel[panels::of_steps(&self.steps)].as_flattened(), &[]],
-            PartOf::Blocks(weight) => {
-                let elements = self.steps.start * amx::DEPTH..self.steps.end * amx::DEPTH;
-                weight.memory(&self.columns, &elements)
-            }
+            PartOf::Blocks(weight) => weight.memory(&self.columns, &elements),
+            PartOf::Floats(codes) => codes.memory(&self.columns, &elements),
         }
     }
 }

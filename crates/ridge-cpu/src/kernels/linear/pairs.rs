@@ -29,6 +29,10 @@ pub(super) fn room(is_interleaved: bool) -> usize {
 
 const ROOM: usize = COLUMNS / LANES * DEPTH / 2;
 
+/// As [`room`], of weights of codes: they lie there as lines, if they are not interleaved, and as pairs.
+#[cfg(target_arch = "x86_64")]
+pub(super) const ROOM_OF_CODES: usize = ROOM + COLUMNS / LANES * DEPTH / 4;
+
 /// Can this process multiply so?
 pub(super) fn available() -> bool {
     #[cfg(target_arch = "x86_64")]

@@ -214,11 +214,13 @@ fn places(from: [i32; 4]) -> __m512i {
 #[cfg(test)]
 mod tests {
     use half::bf16;
+    use ridge_graph::FormatRef;
+    use ridge_graph::format::SignedBytes;
     use ridge_graph::sample::Rng;
 
     use super::*;
     use crate::interleave::Interleaving;
-    use crate::kernels::int8::codes;
+    use crate::kernels::int8::{codes, codes_of_bytes};
 
     /// Rows of K that end within a group, where blocks are shorter than one.
     const ROWS: usize = COLUMNS + 19;
@@ -229,10 +231,11 @@ mod tests {
             ridge_testing::skip!("this machine has no AVX512_BF16, or RIDGE_CPU_ISA leaves it out");
         }
         let mut rng = Rng::new(7);
-        for format in ridge_graph::format::all() {
-            let of_format = codes(&format).expect("all formats have blocks");
+        let bytes = FormatRef::new(SignedBytes);
+        for format in ridge_graph::format::all().into_iter().chain([bytes]) {
+            let of_format = codes(&format).unwrap_or_else(codes_of_bytes);
             let inner = 2 * GROUP + if of_format.block[0] == GROUP { 0 } else { 3 * DEPTH };
-            let values: Vec<f32> = (0..ROWS * inner).map(|_| rng.gauss() as f32).collect();
+            let values: Vec<f32> = (0..ROWS * inner).map(|_| 40.0 * rng.gauss() as f32).collect();
             let data = format.encode(&values, &[ROWS, inner], None).remove(0);
             let exact = format.values(&[&data], &[ROWS, inner]);
             let interleaving = Interleaving::new(inner, of_format.block);

@@ -7,6 +7,8 @@
 
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
+mod bytes;
+
 use std::arch::x86_64::{
     __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
     _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+use super::super::float_codes::FloatCodes;
 use crate::interleave::{self, Line};
 
 /// Columns whose rows of the weight are interleaved.
@@ -19,6 +21,9 @@ pub(super) const DEPTH: usize = if cfg!(target_arch = "aarch64") { 256 } else { 
 pub(in crate::kernels::linear) enum PairedWeight<'a> {
     Rows(&'a [bf16]),
     Interleaved(&'a [Line]),
+    /// Of codes that become pairs.
+    #[cfg(target_arch = "x86_64")]
+    Codes(FloatCodes<'a>),
 }
 
 /// Elements `depth` of up to 16 rows of the weight as lines; rows that are not there are zeros.
