@@ -1,14 +1,15 @@
 //! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
-//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16 whose keys decay alike; and
-//! `kernels/recurrence_gradient.cu`.
+//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16 whose keys decay alike. Gradients
+//! are of `kernels/recurrence_gradient.cu`, for few tokens of a row and with a part of low rank, and `kernels/recurrence_gradient_keys.cu`.
 
 mod chunks;
 mod extents;
 mod gated;
+mod gradient;
 
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
-    numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, numbers,
+    output,
 };
 
 #[cfg(test)]
@@ -19,6 +20,9 @@ use extents::{COLUMNS, Extents, SHARED_OF_ALL, THREADS};
 #[cfg(test)]
 pub(super) use gated::RECURRENCE_GATED;
 pub(crate) use gated::{gated, takes_gated};
+pub(super) use gradient::recurrence_gradient;
+#[cfg(test)]
+pub(super) use gradient::{RECURRENCE_GRADIENT, RECURRENCE_GRADIENT_KEYS};
 
 pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),
@@ -26,8 +30,6 @@ pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
 ))
 .with_tiles()
 .early_launch();
-pub(super) const RECURRENCE_GRADIENT: KernelText<'_> =
-    KernelText::new(include_str!("../../kernels/recurrence_gradient.cu"));
 
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
 pub(crate) const MAX_KEY: usize = 512;
@@ -133,35 +135,4 @@ fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: 
         actions = vec![DeviceAction::ByArch { arch: "sm_90a", actions, otherwise }];
     }
     Ok(CudaKernel { actions, scratch })
-}
-
-/// Keys of a head at most for its gradient: a thread keeps a quarter of a column of two states in registers.
-const MAX_KEY_OF_GRADIENT: usize = 256;
-
-/// Blocks at most, each of which has states in scratch.
-const MAX_BLOCKS_WITH_STATES: usize = 264;
-
-pub(super) fn recurrence_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let [q, _, v, decay, state, ..] = &spec.inputs[..] else { return Err("takes eight inputs or ten".into()) };
-    let (tokens, groups, key) = (q.shape[0], q.shape[1], q.shape[2]);
-    let (rows, heads, value) = (state.shape[0], v.shape[1], v.shape[2]);
-    if key > MAX_KEY_OF_GRADIENT {
-        return Err(format!("has {key} keys a head, at most {MAX_KEY_OF_GRADIENT} for its gradient"));
-    }
-    let low_rank = spec.inputs.len() == 10;
-    if key * heads * value == 0 {
-        return Ok(CudaKernel::default());
-    }
-    let [key_text, decays] = [key, decay.shape[2]].map(|n| n.to_string());
-    let defines = [("KEY", &*key_text), ("DECAYS", &*decays), ("LOW_RANK", if low_rank { "1" } else { "0" })];
-    // Without a part of low rank its operands are neither read nor written.
-    let (of_rank, to_rank, dy) = if low_rank { ([6, 7], [5, 6], 8) } else { ([0, 0], [0, 0], 6) };
-    let inputs = (0..6).chain(of_rank).chain([dy, dy + 1]).map(input);
-    let stretch = (1..).find(|n| n * n >= tokens).unwrap_or(1).max(1);
-    let grid = (rows * heads + 1).min(MAX_BLOCKS_WITH_STATES);
-    let states = grid * 2 * stretch * key.div_ceil(4) * THREADS as usize * size_of::<f32>();
-    let args = inputs.chain((0..5).chain(to_rank).map(output)).chain([LaunchArg::Pointer(OperandSlot::Scratch, 0)]);
-    let args = args.chain([numbers(&[tokens, rows, groups, heads, value, stretch])]).collect();
-    let source = CudaSource::new("recurrence_gradient", &defines, &RECURRENCE_GRADIENT);
-    Ok(CudaKernel { scratch: states, ..blocks(source, grid, THREADS, args) })
 }
