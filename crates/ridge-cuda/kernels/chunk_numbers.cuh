@@ -1,9 +1,11 @@
 // Chunks of CHUNK tokens of the rows of a step, all of which have a number. Numbers: tokens, rows, groups, heads, value, lines of the states' table,
-// unit, extra, numbers of chunks. Rows of fewer than LEAST tokens are left to another kernel. Chunk c of row r has number
+// unit, extra, numbers of chunks. Rows of fewer than LEAST tokens, 16 where it is not defined, are left to another kernel. Chunk c of row r has number
 // starts[r] / unit + r * extra + c.
 
 #define CHUNK 64
+#ifndef LEAST
 #define LEAST 16
+#endif
 
 // The sums of the logarithms of decays up to each token of a chunk, by one warp: in f64, since differences of sums are wanted. What is below the
 // logarithm of the smallest number leaves nothing, as lower ones do. Tokens before `from` decay by nothing.

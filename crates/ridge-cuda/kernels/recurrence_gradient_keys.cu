@@ -230,8 +230,10 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
         put_sums(of_earlier, of_s, half, rows);
         put_sums(of_later, of_g, half, rows);
         __syncthreads();
-        // What passes over this block: from S and earlier blocks to G and later ones.
-        float passing = through[mine], product = totals[block][mine];
+        // What passes over this block: from S and earlier blocks to G and later ones. In f64, as other sums of a thread that go to one element, since they may
+        // cancel to what roundings leave.
+        double passing = through[mine];
+        float product = totals[block][mine];
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
             passing *= totals[b][mine];
@@ -240,7 +242,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
 #pragma unroll
         for (int b = 1; b < BLOCKS; ++b)
             if (b > block) {
-                passing = fmaf(across[block][b][mine], product, passing);
+                passing = fma((double)across[block][b][mine], (double)product, passing);
                 product *= totals[b][mine];
             }
         float sums[BLOCK], later[BLOCK], passed[BLOCK];
@@ -252,8 +254,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
         const int next = (int)heads * KEY;
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j) {
-            passed[j] = passing;
-            passing = fmaf(of_k[j], later[j], passing);
+            double of_token = passing, of_key = later[j];
+            passing = fma((double)of_k[j], of_key, passing);
             float product = 1.0f;
 #pragma unroll
             for (int u = j / 4 * 4; u < BLOCK; u += 4) {
@@ -264,13 +266,14 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
                     if (u + e < j) continue;
                     if (u + e > j) product *= decays[u + e];
                     const float share = of_pair[e] * product;
-                    passed[j] = fmaf(of_q[u + e], sums[u + e], passed[j]);
+                    of_token = fma((double)of_q[u + e], (double)sums[u + e], of_token);
                     sums[u + e] = fmaf(share, of_k[j], sums[u + e]);
-                    later[j] = fmaf(share, of_q[u + e], later[j]);
+                    of_key = fma((double)share, (double)of_q[u + e], of_key);
                 }
             }
+            passed[j] = (float)of_token;
             if (key < KEY && j < rest) {
-                dk[place + j * next] = later[j];
+                dk[place + j * next] = (float)of_key;
                 if (BY_KEY) ddecay[place + j * next] = passed[j];
             }
         }

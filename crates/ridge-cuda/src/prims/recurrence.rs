@@ -6,12 +6,13 @@ mod chunks;
 mod extents;
 mod gated;
 mod gradient;
+mod gradient_rank;
 
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, numbers,
-    output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, grid, input, numbers, output,
 };
 
+use chunks::ChunkOperands;
 #[cfg(test)]
 pub(super) use chunks::RECURRENCE_PARALLEL;
 pub(crate) use extents::LEAST;
@@ -23,6 +24,8 @@ pub(crate) use gated::{gated, takes_gated};
 pub(super) use gradient::recurrence_gradient;
 #[cfg(test)]
 pub(super) use gradient::{RECURRENCE_GRADIENT, RECURRENCE_GRADIENT_KEYS};
+#[cfg(test)]
+pub(super) use gradient_rank::RECURRENCE_GRADIENT_RANK;
 
 pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),
@@ -59,13 +62,19 @@ impl Extents {
     }
 
     /// With a part of low rank and keys that decay alike: the launches that take rows of at least [`LEAST`] tokens in chunks, those of a
-    /// head in turn, the bytes of their scratch, and the most bytes of shared memory that one takes.
-    fn in_turn(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
+    /// head in turn, the bytes of their scratch, and the most bytes of shared memory that one takes. With
+    /// `updates` y is what `erase` reads of the state before each token instead.
+    fn in_turn(
+        &self,
+        of: &ChunkOperands,
+        [erase, write]: [&LaunchArg; 2],
+        updates: bool,
+    ) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let depth = self.key.next_power_of_two().max(32);
         let key = self.key.to_string();
         let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
-        let (of_lines, lines) = self.of_lines();
-        let defines = [("KEY", &*key), ("WIDE", wide), of_lines];
+        let updates = if updates { "1" } else { "0" };
+        let defines = [("KEY", &*key), ("WIDE", wide), ("UPDATES", updates), self.of_lines().0];
         let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
         // As the kernels lay out shared memory, in floats.
         let [by_row, by_column, of_values, of_scores] = [depth + 8, depth + 4, COLUMNS + 4, CHUNK + 8];
@@ -73,11 +82,10 @@ impl Extents {
         let for_chunks = 2 * (by_row + by_column) + 3 * of_values + MATRICES * of_scores + 2;
         let bytes = |floats: usize| (floats * size_of::<f32>()) as u32;
         let chunks = self.tokens / LEAST + 1;
-        let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let [q, k, v, decay, before, starts, erase, write] = self.inputs().map(input);
-        let scores_args = [&q, &k, &decay, &starts, &erase, &write, &scratch].map(Clone::clone);
+        let scores_args = [&of.q, &of.k, &of.decay, &of.starts, erase, write, &of.states].map(Clone::clone);
         let scores_args = scores_args.into_iter().chain([self.numbers()]).collect();
-        let args = [q, k, v, decay, before, starts, erase, write, scratch, lines, output(0), output(1), self.numbers()];
+        let args = [&of.q, &of.k, &of.v, &of.decay, &of.before, &of.starts, erase, write, &of.states, &of.lines];
+        let args = args.into_iter().chain([&of.y, &of.after]).cloned().chain([self.numbers()]).collect();
         let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS);
         let launches = [
             (
@@ -85,7 +93,7 @@ impl Extents {
                 bytes(CHUNK * for_scores),
             ),
             (
-                grid(source("recurrence_chunks"), [pieces, 1, 1], THREADS, args.to_vec())?,
+                grid(source("recurrence_chunks"), [pieces, 1, 1], THREADS, args)?,
                 bytes(depth * of_values + CHUNK * for_chunks),
             ),
         ];
@@ -128,7 +136,12 @@ fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: 
     if !chunks {
         return Ok(all.token_by_token(decays, i32::MAX as usize));
     }
-    let (mut actions, scratch, shared) = if low_rank { all.in_turn()? } else { all.at_once(decays)? };
+    let (mut actions, scratch, shared) = if low_rank {
+        let [.., erase, write] = all.inputs().map(input);
+        all.in_turn(&all.operands(), [&erase, &write], false)?
+    } else {
+        all.at_once(decays)?
+    };
     actions.extend(all.token_by_token(decays, LEAST).actions);
     if shared > SHARED_OF_ALL {
         let otherwise = all.token_by_token(decays, i32::MAX as usize).actions;

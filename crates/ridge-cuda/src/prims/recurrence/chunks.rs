@@ -77,6 +77,8 @@ pub(super) struct Chunked<'a> {
     pub(super) chunks: usize,
     unit: usize,
     extra: usize,
+    /// Rows of fewer tokens are left out.
+    pub(super) least: usize,
 }
 
 /// What a recurrence in chunks reads and writes, and whether its tokens run backwards, as those of its cotangents do.
@@ -89,7 +91,7 @@ pub(super) struct ChunkOperands {
     pub(super) before: LaunchArg,
     pub(super) starts: LaunchArg,
     pub(super) lines: LaunchArg,
-    /// Where states of chunks are: [`Chunked::bytes`] of scratch.
+    /// Where states of chunks are: [`Chunked::bytes`] of scratch. With a part of low rank, where products of keys are.
     pub(super) states: LaunchArg,
     pub(super) y: LaunchArg,
     pub(super) after: LaunchArg,
@@ -101,8 +103,16 @@ impl Extents {
     /// shared memory that one takes.
     pub(super) fn at_once(&self, decays: usize) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let chunked = Chunked::new(self, decays);
+        let operands = self.operands();
+        let (states, of_states) = chunked.states(&operands)?;
+        let (outputs, of_outputs) = chunked.outputs(&operands)?;
+        Ok(([states, outputs].concat(), chunked.bytes(), of_states.max(of_outputs)))
+    }
+
+    /// The operands of the recurrence itself.
+    pub(super) fn operands(&self) -> ChunkOperands {
         let [q, k, v, decay, before, starts, weight, _] = self.inputs().map(input);
-        let operands = ChunkOperands {
+        ChunkOperands {
             q,
             k,
             v,
@@ -115,10 +125,7 @@ impl Extents {
             y: output(0),
             after: output(1),
             mirrored: false,
-        };
-        let (states, of_states) = chunked.states(&operands)?;
-        let (outputs, of_outputs) = chunked.outputs(&operands)?;
-        Ok(([states, outputs].concat(), chunked.bytes(), of_states.max(of_outputs)))
+        }
     }
 
     /// How chunks of [`CHUNK`] tokens are numbered: the tokens by which a row's first token is divided, numbers for each row before it, and
@@ -135,7 +142,7 @@ impl<'a> Chunked<'a> {
     pub(super) fn new(all: &'a Extents, decays: usize) -> Self {
         let columns = if decays > 1 && all.value > 64 { 128 } else { 64 };
         let [unit, extra, chunks] = all.numbering();
-        Self { all, decays, columns, chunks, unit, extra }
+        Self { all, decays, columns, chunks, unit, extra, least: LEAST }
     }
 
     /// Bytes of the states of all chunks, and of what remains of them over each.
@@ -153,8 +160,8 @@ impl<'a> Chunked<'a> {
         args: &[&LaunchArg],
     ) -> Result<Vec<DeviceAction>, String> {
         let all = self.all;
-        let sizes = [all.key, self.decays, warps, columns].map(|n| n.to_string());
-        let names = ["KEY", "DECAYS", "WARPS", "COLUMNS"];
+        let sizes = [all.key, self.decays, self.least, warps, columns].map(|n| n.to_string());
+        let names = ["KEY", "DECAYS", "LEAST", "WARPS", "COLUMNS"];
         let mut defines: Vec<_> = names.into_iter().zip(sizes.iter().map(|size| &**size)).collect();
         let flags = [("WIDE", all.value.is_multiple_of(WIDE)), ("GATED", all.gated), ("MIRRORED", mirrored)];
         defines.extend(flags.map(|(name, is)| (name, if is { "1" } else { "0" })));

@@ -1,6 +1,5 @@
 //! Gradients of recurrences: rows of many tokens in chunks, all at once, by `kernels/recurrence_gradient_keys.cu` and the launches of
-//! `kernels/recurrence_parallel.cu`, forwards and mirrored; the others, and those with a part of low rank, token by token, by
-//! `kernels/recurrence_gradient.cu`.
+//! `kernels/recurrence_parallel.cu`, forwards and mirrored; the others token by token, by `kernels/recurrence_gradient.cu`.
 
 use super::chunks::{CHUNK, ChunkOperands, Chunked};
 use super::extents::{Extents, LEAST, SHARED_OF_ALL, THREADS};
@@ -35,7 +34,7 @@ const COLUMNS: usize = 32;
 const SHARED: usize = CHUNK * (CHUNK + 4 + 20) * size_of::<f32>() + 4 * 3 * CHUNK * (COLUMNS + 8) * size_of::<u16>();
 
 /// Bytes that scratch is divided by.
-const ALIGNMENT: usize = 256;
+pub(super) const ALIGNMENT: usize = 256;
 
 pub(in crate::prims) fn recurrence_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let [q, _, v, decay, state, ..] = &spec.inputs[..] else { return Err("takes eight inputs or ten".into()) };
@@ -50,11 +49,13 @@ pub(in crate::prims) fn recurrence_gradient(spec: &CudaKernelSpec<'_>) -> Result
     let low_rank = spec.inputs.len() == 10;
     let all = Extents { tokens, rows, groups, heads, key, value, low_rank, lines: None, gated: false };
     let decays = decay.shape[2];
-    // Where all rows have a token or more, one may have enough of them.
-    if low_rank || rows == 0 || tokens + 1 < rows + LEAST {
+    // Where all rows have a token or more, one may have enough of them. Heads of one value, which are many, have next to nothing to sum up at once.
+    let long = rows > 0 && tokens + 1 >= rows + LEAST && value > 1;
+    let chunks = long && (!low_rank || decays == 1);
+    if !chunks {
         return Ok(all.gradient_by_token(decays, i32::MAX as usize));
     }
-    let (mut kernel, shared) = all.gradient_at_once(decays)?;
+    let (mut kernel, shared) = if low_rank { all.gradient_with_rank()? } else { all.gradient_at_once(decays)? };
     let few = all.gradient_by_token(decays, LEAST);
     kernel.actions.extend(few.actions);
     kernel.scratch = kernel.scratch.max(few.scratch);
@@ -67,59 +68,73 @@ pub(in crate::prims) fn recurrence_gradient(spec: &CudaKernelSpec<'_>) -> Result
     Ok(kernel)
 }
 
+/// The operands of a gradient without a part of low rank.
+pub(super) struct GradientOperands {
+    pub(super) q: LaunchArg,
+    pub(super) k: LaunchArg,
+    pub(super) v: LaunchArg,
+    pub(super) decay: LaunchArg,
+    pub(super) before: LaunchArg,
+    pub(super) starts: LaunchArg,
+    pub(super) dy: LaunchArg,
+    pub(super) dafter: LaunchArg,
+    pub(super) dq: LaunchArg,
+    pub(super) dk: LaunchArg,
+    pub(super) dv: LaunchArg,
+    pub(super) ddecay: LaunchArg,
+    pub(super) dbefore: LaunchArg,
+}
+
+impl Chunked<'_> {
+    /// The launches of the gradient, the most bytes of shared memory that one takes, and the end of the scratch that they take from `from` on.
+    pub(super) fn gradient(
+        &self,
+        of: &GradientOperands,
+        from: usize,
+    ) -> Result<(Vec<DeviceAction>, u32, usize), String> {
+        let bytes = self.bytes().next_multiple_of(ALIGNMENT);
+        let scratch = |nth| LaunchArg::Pointer(OperandSlot::Scratch, from + nth * bytes);
+        // Without lines and weights any address will do for them. The states behind rows are not wanted; what is wanted there
+        // overwrites them.
+        let operands = |mirrored: bool| ChunkOperands {
+            q: if mirrored { &of.k } else { &of.q }.clone(),
+            k: if mirrored { &of.q } else { &of.k }.clone(),
+            v: if mirrored { &of.dy } else { &of.v }.clone(),
+            weight: of.q.clone(),
+            decay: of.decay.clone(),
+            before: if mirrored { &of.dafter } else { &of.before }.clone(),
+            starts: of.starts.clone(),
+            lines: of.q.clone(),
+            states: scratch(usize::from(mirrored)),
+            y: of.dv.clone(),
+            after: of.dbefore.clone(),
+            mirrored,
+        };
+        let (forwards, mirrored) = (operands(false), operands(true));
+        let (states, shared) = self.states(&forwards)?;
+        let (cotangents, _) = self.states(&mirrored)?;
+        let [q, k, v, decay, starts, dy] = [&of.q, &of.k, &of.v, &of.decay, &of.starts, &of.dy];
+        let keys = self.launch(
+            ("recurrence_gradient_keys", &RECURRENCE_GRADIENT_KEYS),
+            [self.chunks * self.all.heads, 32 * WARPS],
+            [WARPS, COLUMNS],
+            (false, SHARED),
+            &[q, k, v, decay, starts, dy, &forwards.states, &mirrored.states, &of.dq, &of.dk, &of.ddecay],
+        )?;
+        let (values, shared_for_values) = self.outputs(&mirrored)?;
+        let shared = shared.max(shared_for_values).max(SHARED as u32);
+        Ok(([states, cotangents, keys, values].concat(), shared, from + 2 * bytes))
+    }
+}
+
 impl Extents {
     /// The launches that take rows of at least [`LEAST`] tokens in chunks, all at once, and the most bytes of shared memory that one takes.
     fn gradient_at_once(&self, decays: usize) -> Result<(CudaKernel, u32), String> {
-        let chunked = Chunked::new(self, decays);
-        let bytes = chunked.bytes().next_multiple_of(ALIGNMENT);
-        let [q, k, v, decay, before, starts, _, _] = self.inputs().map(input);
-        let [dy, dafter] = [6, 7].map(input);
-        let lines = self.of_lines().1;
-        let [states, cotangents] = [0, bytes].map(|offset| LaunchArg::Pointer(OperandSlot::Scratch, offset));
-        // Without lines and weights any address will do for them.
-        let forwards = ChunkOperands {
-            q: q.clone(),
-            k: k.clone(),
-            v: v.clone(),
-            weight: q.clone(),
-            decay: decay.clone(),
-            before,
-            starts: starts.clone(),
-            lines: lines.clone(),
-            states: states.clone(),
-            y: output(2),
-            // The states behind rows are not wanted; what is wanted there overwrites them.
-            after: output(4),
-            mirrored: false,
-        };
-        let mirrored = ChunkOperands {
-            q: k.clone(),
-            k: q.clone(),
-            v: dy.clone(),
-            weight: q.clone(),
-            decay: decay.clone(),
-            before: dafter,
-            starts: starts.clone(),
-            lines,
-            states: cotangents.clone(),
-            y: output(2),
-            after: output(4),
-            mirrored: true,
-        };
-        let [dq, dk, ddecay] = [0, 1, 3].map(output);
-        let (of_states, shared) = chunked.states(&forwards)?;
-        let (of_cotangents, _) = chunked.states(&mirrored)?;
-        let keys = chunked.launch(
-            ("recurrence_gradient_keys", &RECURRENCE_GRADIENT_KEYS),
-            [chunked.chunks * self.heads, 32 * WARPS],
-            [WARPS, COLUMNS],
-            (false, SHARED),
-            &[&q, &k, &v, &decay, &starts, &dy, &states, &cotangents, &dq, &dk, &ddecay],
-        )?;
-        let (of_values, shared_for_values) = chunked.outputs(&mirrored)?;
-        let actions = [of_states, of_cotangents, keys, of_values].concat();
-        let shared = shared.max(shared_for_values).max(SHARED as u32);
-        Ok((CudaKernel { actions, scratch: 2 * bytes }, shared))
+        let [q, k, v, decay, before, starts, dy, dafter] = [0, 1, 2, 3, 4, 5, 6, 7].map(input);
+        let [dq, dk, dv, ddecay, dbefore] = [0, 1, 2, 3, 4].map(output);
+        let of = GradientOperands { q, k, v, decay, before, starts, dy, dafter, dq, dk, dv, ddecay, dbefore };
+        let (actions, shared, scratch) = Chunked::new(self, decays).gradient(&of, 0)?;
+        Ok((CudaKernel { actions, scratch }, shared))
     }
 
     /// The launch that takes the rows of fewer than `least` tokens, token by token.
