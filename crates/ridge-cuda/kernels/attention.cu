@@ -42,7 +42,7 @@ __device__ inline float power(float x) {
 // Numbers: tokens, query heads, spans. A block makes one head of a token.
 extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out,
 #if SINKS
-    const float* __restrict__ sinks,
+    const SINK::Raw* __restrict__ sinks,
 #endif
     Numbers<3> n
 ) {
@@ -69,7 +69,7 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
     __syncthreads();
     for (int s = 0; s < used; ++s) total += totals[s] * weights[s];
 #if SINKS
-    if (total != 0.0f) total += power(sinks[at % n.v[1]] - most);
+    if (total != 0.0f) total += power(SINK::load(sinks[at % n.v[1]]) - most);
 #endif
     const float scale = total == 0.0f ? 1.0f : 1.0f / total;
     for (int e = threadIdx.x; e < DIM; e += blockDim.x) {
@@ -87,7 +87,7 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
     const float* __restrict__ scales,
 #endif
 #if SINKS
-    const float* __restrict__ sinks,
+    const SINK::Raw* __restrict__ sinks,
 #endif
     D::Raw* __restrict__ out, float* __restrict__ partial, float scale, Numbers<5> n
 ) {
@@ -266,7 +266,7 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
         const i64 at = token * heads + head + h;
         if (spans == 1) {
 #if SINKS
-            const float whole = all + power(sinks[head + h] - largest);
+            const float whole = all + power(SINK::load(sinks[head + h]) - largest);
 #else
             const float whole = all;
 #endif

@@ -106,7 +106,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     const float* __restrict__ scales,
 #endif
 #if SINKS
-    const float* __restrict__ sinks,
+    const SINK::Raw* __restrict__ sinks,
 #endif
 #if PROMPTS
     const int* __restrict__ prompts,
@@ -556,7 +556,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
 #endif
             if (whole) {
 #if SINKS
-                if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
+                if (sum != 0.0f) sum += power(SINK::load(sinks[head + h]) * 1.44269504088896340736f - largest);
 #endif
                 out[((i64)token * heads + head + h) * DIM + e] = D::store(sum == 0.0f ? 0.0f : result / sum);
             } else {
@@ -612,7 +612,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
                         }
                     }
 #if SINKS
-                    if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
+                    if (sum != 0.0f) sum += power(SINK::load(sinks[head + h]) * 1.44269504088896340736f - largest);
 #endif
                     if (lane == 0) totals[0][h] = sum;
                 }
@@ -657,7 +657,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
 #pragma unroll
                     for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
 #if SINKS
-                    if (sum != 0.0f) sum += power(sinks[head + h] * 1.44269504088896340736f - largest);
+                    if (sum != 0.0f) sum += power(SINK::load(sinks[head + h]) * 1.44269504088896340736f - largest);
 #endif
                     if (lane == 0) totals[0][h] = sum == 0.0f ? 0.0f : 1.0f / sum;
                 }

@@ -44,7 +44,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     const float* __restrict__ scales,
 #endif
 #if SINKS
-    const float* __restrict__ sinks,
+    const SINK::Raw* __restrict__ sinks,
 #endif
 #if PROMPTS
     const int* __restrict__ prompts,
@@ -468,7 +468,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 total[y] += __shfl_xor_sync(~0u, total[y], 2);
 #if SINKS
                 if (total[y] != 0.0f)
-                    total[y] += power(sinks[head] * LOG2E - most[y] * (CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E));
+                    total[y] += power(SINK::load(sinks[head]) * LOG2E - most[y] * (CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E));
 #endif
                 const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
                 const i64 row = (i64)(token + first_row + 8 * y) * heads + head;

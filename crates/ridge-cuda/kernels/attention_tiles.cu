@@ -40,7 +40,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_tiles(
     const float* __restrict__ scales,
 #endif
 #if SINKS
-    const float* __restrict__ sinks,
+    const SINK::Raw* __restrict__ sinks,
 #endif
     D::Raw* __restrict__ out, float scale, Numbers<4> n
 ) {
@@ -326,7 +326,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_tiles(
         total[y] += __shfl_xor_sync(0xffffffffu, total[y], 2);
 #if SINKS
         const float sink_factor = CODED ? 1.0f : SOFTCAP ? LOG2E : scale * LOG2E;
-        if (total[y] != 0.0f) total[y] += power(sinks[head] * LOG2E - most[y] * sink_factor);
+        if (total[y] != 0.0f) total[y] += power(SINK::load(sinks[head]) * LOG2E - most[y] * sink_factor);
 #endif
         const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
         if (mine[y] >= count || my_id[y] == LEFT_OUT) continue;

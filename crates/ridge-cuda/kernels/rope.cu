@@ -13,6 +13,14 @@
 
 // Elements at .. at + WIDE of a head.
 __device__ inline void elements_of(Head head, int at, float (&to)[WIDE]) {
+#if LATENT
+    if (at < 2 * PAIRS) {
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) to[i] = head[at + i];
+        return;
+    }
+    at -= 2 * PAIRS;
+#endif
     const Elements<D, WIDE> x = elements_at<D, WIDE>(head.x + at);
 #if NORM
     const Elements<NORM_TYPE, WIDE> gain = elements_at<NORM_TYPE, WIDE>(head.gain + at);
@@ -51,16 +59,21 @@ template <class Put> __device__ inline void rotate_unit(Head head, int unit, con
 }
 
 #if NORM
-// The factors of heads first .. end of the token at `x`, a warp each; given to all.
+// Elements of a head that are normed.
+#if LATENT
+#define NORMED (DIM - 2 * PAIRS)
+#else
+#define NORMED DIM
+#endif
+// The factors of heads first .. end of the token at `x`, a warp each; the block must meet before it takes them.
 __device__ inline void units_of(const D::Raw* x, int first, int end, float eps, float* unit) {
     const int lane = threadIdx.x & 31;
     for (int head = first + (threadIdx.x >> 5); head < end; head += blockDim.x >> 5) {
         float square = 0.0f;
-        for (int e = lane; e < DIM; e += 32) square += D::load(x[head * DIM + e]) * D::load(x[head * DIM + e]);
+        for (int e = lane; e < NORMED; e += 32) square += D::load(x[head * DIM + e]) * D::load(x[head * DIM + e]);
         for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
-        if (lane == 0) unit[head - first] = op_rsqrt(square / (float)DIM + eps);
+        if (lane == 0) unit[head - first] = op_rsqrt(square / (float)NORMED + eps);
     }
-    __syncthreads();
 }
 #endif
 
@@ -86,7 +99,19 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
     others_may_begin();
     after_others();
     const int token = blockIdx.x, tokens = (int)n.v[0], heads = (int)n.v[1];
+    const int start = blockIdx.y * HEADS * DIM, end = min(start + HEADS * DIM, heads * DIM);
+    // Few tokens wait for one load after another: all that depends on nothing else is asked for first, and the block meets once.
     const int slot = slots[token];
+#if PAIRS
+    const int position = positions[token];
+#endif
+#if NORM
+    __shared__ float unit[HEADS];
+    units_of(k + (i64)token * heads * DIM, start / DIM, end / DIM, eps, unit);
+#endif
+#if PAIRS
+    angles_ahead(position, cosine, sine);
+#endif
     // Of equal slots the last token's stays.
     bool later = false;
     const int lead = min(token + 1 + (-(int)((u64)(slots + token + 1) / 4) & 3), tokens);
@@ -100,14 +125,6 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
         }
     }
     if (__syncthreads_or(later) || slot < 0 || slot >= n.v[2]) return;
-#if PAIRS
-    angles(positions[token], cosine, sine);
-#endif
-    const int start = blockIdx.y * HEADS * DIM, end = min(start + HEADS * DIM, heads * DIM);
-#if NORM
-    __shared__ float unit[HEADS];
-    units_of(k + (i64)token * heads * DIM, start / DIM, end / DIM, eps, unit);
-#endif
 #if CODED
     // A warp for each row.
     const int lane = threadIdx.x & 31, rows = (end - start) / DIM * SIDES;
@@ -165,13 +182,14 @@ extern "C" __global__ __launch_bounds__(256) void rope(
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
     others_may_begin();
     after_others();
-    const int token = blockIdx.x, heads = (int)n.v[1];
-    angles(positions[token], cosine, sine);
+    const int token = blockIdx.x, heads = (int)n.v[1], position = positions[token];
     const int first = blockIdx.y * HEADS * DIM, end = min(first + HEADS * DIM, heads * DIM);
 #if NORM
     __shared__ float unit[HEADS];
     units_of(x + (i64)token * heads * DIM, first / DIM, end / DIM, eps, unit);
 #endif
+    angles_ahead(position, cosine, sine);
+    __syncthreads();
     for (int i = first / DIM * UNITS + threadIdx.x; i < end / DIM * UNITS; i += blockDim.x) {
         const int head = i / UNITS;
         const i64 from = ((i64)token * heads + head) * DIM;

@@ -390,6 +390,11 @@ pub(crate) fn numbers(of: &[usize]) -> LaunchArg {
     LaunchArg::Numbers(of.iter().map(|n| *n as i64).collect())
 }
 
+/// How a kernel's text is told whether something is so.
+pub(crate) fn flag(on: bool) -> &'static str {
+    if on { "1" } else { "0" }
+}
+
 /// The struct of the header that stands for `dtype`.
 pub(crate) fn name(dtype: DType) -> &'static str {
     match dtype {

@@ -10,6 +10,7 @@ mod attention_training;
 mod block_text;
 mod blocks_row;
 mod blocks_rows;
+mod body;
 mod cache_epilogue;
 mod conv_recurrence;
 mod convolution;

@@ -3,6 +3,7 @@
 //! `kernels/attention_latent.cu` is for caches of latents on Hopper, and `kernels/attention.cu` for any dtype and head size.
 
 mod latent;
+mod latent_queries;
 mod one_order;
 pub(super) mod patterns;
 mod tokens;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
 use ridge_graph::{DType, Sym};
 
+use self::latent_queries::LatentQueries;
 use super::rope;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
@@ -125,6 +127,8 @@ pub(super) struct AttentionCall<'a> {
     rope: Option<&'a Rope>,
     /// Is q normed before that, by input 1?
     normed: bool,
+    /// Or made of a product and a part that is rotated?
+    of_latents: Option<LatentQueries>,
     /// The first input after q, what it is normed with and its positions: cache, block table, rows of it, positions.
     first: usize,
     tokens: usize,
@@ -140,6 +144,8 @@ pub(super) struct AttentionCall<'a> {
     cache: DType,
     /// Has the cache scales of its rows?
     coded: bool,
+    /// The dtype of scores without values, if there are such.
+    sink: DType,
     dtype: DType,
 }
 
@@ -154,6 +160,7 @@ impl AttentionCall<'_> {
             ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
             ("SINKS", u8::from(self.op.sinks).to_string()),
+            ("SINK", name(self.sink).into()),
             ("CODED", u8::from(self.coded).to_string()),
             ("CODE", name(self.cache).into()),
             ("SELECTED", self.selected.unwrap_or(0).to_string()),
@@ -192,11 +199,12 @@ impl AttentionCall<'_> {
     /// q rotated to scratch memory, once rather than by each block that meets it, and where it is then; q itself without a
     /// rotation.
     fn rotated(&self, spec: &CudaKernelSpec<'_>) -> Result<(CudaKernel, OperandSlot), String> {
-        if self.rope.is_none() {
-            return Ok((CudaKernel::default(), OperandSlot::Input(0)));
-        }
-        let kernel = rope::rotate(spec, OperandSlot::Scratch)?;
-        Ok((CudaKernel { scratch: spec.inputs[0].bytes, ..kernel }, OperandSlot::Scratch))
+        let Some(rope) = self.rope else { return Ok((CudaKernel::default(), OperandSlot::Input(0))) };
+        let kernel = match &self.of_latents {
+            Some(queries) => queries.make(spec, rope, OperandSlot::Scratch)?,
+            None => rope::rotate(spec, OperandSlot::Scratch)?,
+        };
+        Ok((CudaKernel { scratch: self.tokens * self.row_bytes(), ..kernel }, OperandSlot::Scratch))
     }
 
     /// On tensor cores, a tile of tokens at a time; with `mixed`, tokens of sequences that have fewer than [`MANY`] in the step
@@ -433,10 +441,14 @@ impl<'a> AttentionCall<'a> {
     ) -> Result<Self, String> {
         let rope = spec.composite::<Rope>();
         let normed = spec.composite::<RmsNorm>().is_some();
-        let first = 1 + usize::from(rope.is_some()) + usize::from(normed);
+        let of_latents = rope.and_then(|_| LatentQueries::read(spec.body));
+        let first = match of_latents {
+            Some(_) => latent_queries::INPUTS,
+            None => 1 + usize::from(rope.is_some()) + usize::from(normed),
+        };
         let coded = spec.inputs.len() > first + 4 + usize::from(op.sinks) + usize::from(op.prompt_lengths);
         let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
-        let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
+        let ([tokens, heads, _], [blocks, sides, keys, block, dim]) = (&q.shape[..], &kv.shape[..]) else {
             return Err("q must have three axes and the cache five".into());
         };
         Ok(Self {
@@ -444,6 +456,7 @@ impl<'a> AttentionCall<'a> {
             selected,
             rope,
             normed,
+            of_latents,
             first,
             tokens: *tokens,
             heads: *heads,
@@ -455,6 +468,7 @@ impl<'a> AttentionCall<'a> {
             block: *block,
             cache: kv.dtype,
             coded,
+            sink: if op.sinks { spec.inputs[first + 4 + usize::from(coded)].dtype } else { DType::F32 },
             dtype: q.dtype,
         })
     }

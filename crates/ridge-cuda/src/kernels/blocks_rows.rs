@@ -2,9 +2,9 @@
 
 use super::block_text::{BlockText, CHUNK, Formats};
 use super::cache_epilogue;
-use super::linear_call::{LinearCall, LinearEpilogue, flag};
+use super::linear_call::{LinearCall, LinearEpilogue};
 use crate::gemm::PROCESSORS;
-use crate::kernel::{CudaKernel, CudaSource, KernelText, OperandSlot, grid, name};
+use crate::kernel::{CudaKernel, CudaSource, KernelText, OperandSlot, flag, grid, name};
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
 pub(super) const SEVERAL: KernelText<'_> = KernelText::new(concat!(

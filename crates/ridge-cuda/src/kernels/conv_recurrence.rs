@@ -4,11 +4,10 @@ use ridge_graph::ops::{GatedRecurrence, Softplus, StatefulConv1d, Swiglu};
 use ridge_graph::{Binary, Composite, DType, Dim, Function, Node, Op, Prim, Unary, Var};
 
 use super::entry::CudaKernelEntry;
-use super::linear_call::flag;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
-    name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, flag, grid,
+    input, name, numbers, output,
 };
 use crate::prims::{LEAST_OF_CHUNKS, takes_gated};
 

@@ -4,8 +4,7 @@ use ridge_graph::ops::{CausalConv1d, StatefulConv1d};
 use ridge_graph::{Function, Node, Op, Prim, Var};
 
 use super::entry::CudaKernelEntry;
-use super::linear_call::flag;
-use crate::kernel::{CudaKernel, CudaKernelSpec, CudaSource, KernelText, grid, input, name, numbers, output};
+use crate::kernel::{CudaKernel, CudaKernelSpec, CudaSource, KernelText, flag, grid, input, name, numbers, output};
 
 pub(super) const CAUSAL: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/lines.cuh"), include_str!("../../kernels/causal_conv1d.cu")))

@@ -5,7 +5,7 @@ use ridge_graph::{DType, Dim, Function, Op};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, composite, grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, composite, flag, grid, input, name, numbers, output,
 };
 
 pub(super) const ROUTER: KernelText<'_> =
@@ -55,10 +55,6 @@ pub(super) fn choice(op: &MoeRouter, experts: usize, offset: DType) -> [(&'stati
         ("KEPT", kept.to_string()),
         ("BEST", best.to_string()),
     ]
-}
-
-pub(super) fn flag(on: bool) -> &'static str {
-    if on { "1" } else { "0" }
 }
 
 fn router(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

@@ -4,11 +4,11 @@ use ridge_graph::ops::{ExpertCombine, ExpertPermutation, GroupedLinear, Linear, 
 use ridge_graph::{Composite, DType, Dim, Function, Op, Type};
 
 use super::entry::CudaKernelEntry;
-use super::experts::{choice, chooses, flag};
+use super::experts::{choice, chooses};
 use super::norm;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, composite,
-    grid, input, name, numbers, output,
+    flag, grid, input, name, numbers, output,
 };
 
 /// The router's weights are prefetched; see [`DeviceAction::Launch`].

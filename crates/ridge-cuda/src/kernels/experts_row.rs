@@ -6,11 +6,10 @@ use ridge_graph::{DType, Function, Op, Type};
 use super::block_text::BlockText;
 use super::blocks_row::{self, COLUMNS, Division, EVERY, HOPPER, Room};
 use super::entry::CudaKernelEntry;
-use super::experts::flag;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, input, name,
-    numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, flag, input,
+    name, numbers, output,
 };
 
 pub(super) const RING: KernelText<'_> = KernelText::new(concat!(

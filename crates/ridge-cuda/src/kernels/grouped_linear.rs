@@ -7,15 +7,14 @@ use ridge_graph::{DType, Function};
 use super::attention::set_shared;
 use super::block_text::BlockText;
 use super::entry::CudaKernelEntry;
-use super::experts::flag;
 use super::experts_few;
 use super::experts_row::{self, SingleRows};
 use super::linear_blocks;
 use super::quantize::scaled;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input,
-    name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, flag, grid,
+    input, name, numbers, output,
 };
 
 pub(super) const ROWS: KernelText<'_> =

@@ -5,12 +5,12 @@ use ridge_graph::{DType, Function};
 
 use super::block_text::{BlockText, CHUNK, Formats};
 use super::entry::CudaKernelEntry;
-use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights};
+use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, gated_pair, sums, weights};
 use super::norm;
 use super::{blocks_row, blocks_rows};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, input, name,
-    numbers,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, flag, input,
+    name, numbers,
 };
 
 /// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].

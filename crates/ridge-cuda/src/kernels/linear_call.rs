@@ -11,7 +11,7 @@ use crate::cublaslt::GemmShape;
 use crate::gemm;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
-    composite, each, grid, input, name, numbers, output,
+    composite, each, flag, grid, input, name, numbers, output,
 };
 use crate::prims::{MatrixProduct, product};
 
@@ -95,10 +95,6 @@ pub(super) struct LinearCall<'a> {
     pub(super) depth: usize,
     /// The dtype of what is multiplied and of results: a norm may round x to it.
     pub(super) dtype: DType,
-}
-
-pub(super) fn flag(on: bool) -> &'static str {
-    if on { "1" } else { "0" }
 }
 
 impl<'a> LinearCall<'a> {

@@ -2,9 +2,9 @@
 
 use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
 
-use super::linear_call::{LinearCall, LinearEpilogue, flag};
+use super::linear_call::{LinearCall, LinearEpilogue};
 use super::{cache_epilogue, norm};
-use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, SlotOffset, grid, name};
+use crate::kernel::{CudaKernel, CudaSource, DeviceAction, KernelText, LaunchArg, SlotOffset, flag, grid, name};
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/norm.cuh"),

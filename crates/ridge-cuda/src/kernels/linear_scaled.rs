@@ -7,7 +7,7 @@ use ridge_graph::ops::{Linear, Quantize};
 use ridge_graph::{Arg, DType, Function};
 
 use super::entry::CudaKernelEntry;
-use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, flag, gated_pair, sums, weights, x_of};
+use super::linear_call::{ALIGN, LinearCall, LinearEpilogue, gated_pair, sums, weights, x_of};
 use super::linear_rows::{MAX_ROWS, StreamedX};
 use super::norm;
 use super::quantize::{quantised_rows, scaled};
@@ -15,7 +15,7 @@ use crate::cublaslt::{GemmActivation, GemmScales, GemmShape};
 use crate::gemm::{self, Epilogue, GemmCodeScales, GemmProblem, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
-    blocks, composite, input, name, numbers, output,
+    blocks, composite, flag, input, name, numbers, output,
 };
 
 pub(super) const SCALED: KernelText<'_> = KernelText::new(include_str!("../../kernels/linear_scaled.cu"));

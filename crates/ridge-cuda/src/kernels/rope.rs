@@ -1,12 +1,13 @@
 //! Rotations, and what is written to the cache: `kernels/rope.cu`.
 
 use ridge_graph::ops::{RmsNorm, Rope};
-use ridge_graph::{DType, Function};
+use ridge_graph::{DType, Function, Node, Op, Prim};
 
+use super::body::slice_of_arg;
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, each, grid, input, name, numbers,
-    output,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, composite, each, flag, grid, input,
+    name, numbers, output,
 };
 
 pub(super) const ROPE: KernelText<'_> = KernelText::new(concat!(
@@ -21,7 +22,30 @@ pub(super) const TABLE: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/angles.cuh"), include_str!("../../kernels/rotary_table.cu")))
         .early_launch();
 
+/// A key that is a latent, behind what is rotated: of a row that has both the other way round, the latent is normed.
+const LATENT_KEY: &str = "reshape(concat(slice(row), rms_norm(slice(row), w)))";
+
+/// Keys that are latents, with what is rotated as it is, or of pairs of neighbours.
+fn latent_entries() -> impl Iterator<Item = CudaKernelEntry> {
+    let neighbours = format!("concat(reshape(transpose(reshape(slice(k@{LATENT_KEY})))), slice(k))");
+    let keys = [("", LATENT_KEY.to_owned()), ("interleaved_", neighbours)];
+    keys.into_iter().flat_map(|(of_pairs, key)| {
+        ["", "_codes"].map(|codes| {
+            let scales = if codes.is_empty() { "" } else { ", scales" };
+            let pattern = format!("kv_write(kv, rope({key}, positions), slots{scales})");
+            let name = format!("{of_pairs}latent_key_write{codes}");
+            CudaKernelEntry::new(name, &pattern, |body| LatentKey::read(body).is_some(), write)
+        })
+    })
+}
+
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    let mut entries = plain_entries();
+    entries.extend(latent_entries());
+    entries
+}
+
+fn plain_entries() -> Vec<CudaKernelEntry> {
     vec![
         CudaKernelEntry::new("rope", "rope(x, positions)", |_| true, rope),
         CudaKernelEntry::new("norm_rope", "rope(rms_norm(x, w), positions)", |_| true, rope),
@@ -81,6 +105,34 @@ fn one_sided(body: &Function) -> bool {
 /// Have heads elements? Without, there are scales all the same, and nothing to launch for.
 fn some(body: &Function) -> bool {
     body.args[0].ty.shape.0[4].as_const().is_some_and(|dim| dim > 0)
+}
+
+/// How a key that is a latent lies in its row.
+struct LatentKey {
+    /// Are pairs neighbours before they are rotated?
+    interleaved: bool,
+}
+
+impl LatentKey {
+    /// That of a group that writes one.
+    fn read(body: &Function) -> Option<Self> {
+        let rope: &Rope = composite(body)?;
+        composite::<RmsNorm>(body)?;
+        let (dim, turned) = (body.args[0].ty.shape.last().as_const()?, 2 * rope.inv_freq.len());
+        let rank = dim.checked_sub(turned).filter(|rank| *rank > 0 && turned > 0)?;
+        let of_row: Vec<_> = (0..body.nodes.len()).filter_map(|i| slice_of_arg(body, body.var(i, 0), 1)).collect();
+        // What is rotated, and the latent ahead of it.
+        let is_part = |first: usize, len: usize| of_row.iter().any(|part| (part.0, part.1) == (first, len));
+        let interleaved = body.nodes.iter().find_map(|node| match &node.op {
+            Op::Prim(Prim::Transpose(perm)) => Some((**perm == [0, 1, 3, 2]).then_some(node)),
+            _ => None,
+        });
+        let pairs = |node: &Node| body.ty(node.inputs[0]).shape.last().as_const() == Some(2);
+        let known = interleaved.is_none_or(|node| node.is_some_and(pairs));
+        let one = body.args[0].ty.shape.0[2].as_const() == Some(1);
+        let whole = is_part(rank, turned) && is_part(0, rank) && of_row.len() == 2;
+        (one_sided(body) && one && known && whole).then_some(Self { interleaved: interleaved.is_some() })
+    }
 }
 
 /// Heads of a block: a token's angles are taken once for them, and few tokens are many blocks.
@@ -163,7 +215,10 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let tokens = k.shape[0];
     let held = held(tokens, heads);
     let [dim_text, block_text, sides_text, held_text] = [dim, block, sides, held].map(|n| n.to_string());
-    let (norm, gain) = head_norm(spec, 2);
+    let latent = LatentKey::read(spec.body);
+    // The row of a latent is an input twice.
+    let of_k = if latent.is_some() { 2 } else { 1 };
+    let (norm, gain) = head_norm(spec, 1 + of_k);
     let coded = spec.outputs.len() > 1;
     let defines = [
         ("D", name(k.dtype)),
@@ -172,12 +227,14 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         ("BLOCK", &*block_text),
         ("SIDES", &*sides_text),
         ("HEADS", &*held_text),
-        ("CODED", if coded { "1" } else { "0" }),
+        ("CODED", flag(coded)),
         ("WRITE", "1"),
+        ("LATENT", flag(latent.is_some())),
+        ("INTERLEAVED", flag(latent.is_some_and(|key| key.interleaved))),
     ];
     let defines = [&defines[..], &norm].concat();
     // Without a rotation there are no positions, and none are read; nor are values of a cache with one side.
-    let rest = 2 + usize::from(op.is_some()) + usize::from(!gain.is_empty());
+    let rest = 1 + of_k + usize::from(op.is_some()) + usize::from(!gain.is_empty());
     let slots = rest + sides - 1;
     let (positions, v) = (if op.is_some() { rest - 1 } else { slots }, rest);
     let mut args = vec![output(0), input(1), input(v), input(positions), input(slots)];

@@ -196,7 +196,9 @@ pub(crate) fn attentions_over_codes() -> Vec<KernelCase> {
                 let (ids, positions) = (int(g, "ids", &step.ids)?, int(g, "positions", &step.positions)?);
                 let mut more = vec![g.state("scales", Type::state(DType::F32, of_scales))?];
                 if sinks {
-                    more.push(g.weight("sinks", Type::tensor(DType::F32, [heads]))?);
+                    // As checkpoints have them.
+                    let sinks = g.weight("sinks", Type::tensor(dtype, [heads]))?;
+                    more.push(g.cast(sinks, DType::F32)?);
                 }
                 let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
                 let op = PagedAttention { window, softcap, sinks, ..op };

@@ -44,11 +44,13 @@ pub(crate) fn rotated_prompts() -> Vec<KernelCase> {
         let mut rng = Rng::new(9);
         if coded {
             let of_cache = [step.blocks, 2, keys, block, dim];
+            // Scores are ordinary: of large ones, a query that is rounded to its other neighbour, as the last bit of an angle decides, shifts
+            // weights farther than a plain implementation errs.
             let (kv, unit) = match cache {
-                DType::I8 => (rng.integers(cache, &of_cache, -127, 128), 0.02),
+                DType::I8 => (rng.integers(cache, &of_cache, -127, 128), 0.014),
                 _ => (rng.normal(cache, &of_cache), 1.0),
             };
-            let scales = rng.normal(DType::F32, &of_scales).floats().iter().map(|x| unit * x.exp()).collect();
+            let scales = rng.normal(DType::F32, &of_scales).floats().iter().map(|x| unit * (0.25 * x).exp()).collect();
             case.given.extend([("kv", kv), ("scales", Tensor::float(DType::F32, &of_scales, scales).rounded())]);
         }
         case.given.extend([("table", step.table), ("ids", step.ids), ("positions", step.positions)]);

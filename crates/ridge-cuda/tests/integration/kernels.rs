@@ -11,6 +11,7 @@ use crate::codes;
 use crate::common::gpu;
 use crate::convolution;
 use crate::few;
+use crate::latents;
 use crate::mixer;
 use crate::one_row;
 use crate::rotated;
@@ -20,6 +21,7 @@ use crate::training;
 use ridge_cuda::{CudaKernelRegistry, PlannedGpu, sources};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
+use ridge_graph::passes::Kernel;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, DType, FormatRef, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var,
@@ -28,9 +30,9 @@ use ridge_hw::spec::DeviceSpec;
 use ridge_runtime::{Backend, WeightData, component_offsets, lower};
 
 /// The names of the kernels that claim something of the graph.
-fn claimed(backend: &dyn Backend, graph: &Graph) -> Vec<String> {
+fn claimed(kernels: &[Kernel], graph: &Graph) -> Vec<String> {
     let names: Vec<&str> = graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
-    let lowered = lower(graph, &names, backend.kernels()).expect("lowers");
+    let lowered = lower(graph, &names, kernels).expect("lowers");
     let groups = lowered.main().nodes.iter().filter_map(|n| match &n.op {
         Op::Group(group) => match &group.kind {
             GroupKind::Kernel(name) => Some(name.to_string()),
@@ -64,7 +66,7 @@ fn hold(gpu: &Arc<dyn Backend>, cases: &[KernelCase]) {
 fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase) -> std::result::Result<(), String> {
     let KernelCase { kernel, what, graph, given } = case;
     let named = |why: String| format!("{kernel}, {what}: {why:.800}");
-    let claims = claimed(&**gpu, graph);
+    let claims = claimed(gpu.kernels(), graph);
     if claims != [*kernel] {
         return Err(named(format!("{claims:?} claim\n{graph}")));
     }
@@ -219,8 +221,15 @@ fn few_tokens_are_routed_and_their_experts_added_up_in_one_launch_each() {
 #[test]
 fn groups_for_few_rows_are_made_of_parts_for_many() {
     let registry = CudaKernelRegistry::builtin();
-    let cases =
-        [few::routers(), few::sums_of_experts(), few::products_of_heads(), mixer::mixers(), one_row::biased_experts()];
+    let cases = [
+        few::routers(),
+        few::sums_of_experts(),
+        few::products_of_heads(),
+        latents::values(),
+        latents::queries(),
+        mixer::mixers(),
+        one_row::biased_experts(),
+    ];
     let mut launched = [0, 0];
     for case in cases.iter().flatten() {
         let names = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name);
@@ -307,7 +316,7 @@ fn keys_and_values_have_the_same_bits_by_launches_of_their_own() {
                 None => normal(arg),
             };
             let results = run(&gpu, &case.graph, &Bindings::new(), &value);
-            (claimed(&*gpu, &case.graph), results.unwrap_or_else(|why| panic!("{}: {why}", case.what)), case)
+            (claimed(gpu.kernels(), &case.graph), results.unwrap_or_else(|why| panic!("{}: {why}", case.what)), case)
         });
         assert_ne!(together.0, apart.0, "{}", apart.2.what);
         assert!(same_bits(&together.1[..2], &apart.1[..2]), "{} {}", together.2.kernel, together.2.what);
@@ -362,6 +371,18 @@ fn attention_of_long_ragged_and_windowed_steps() {
 fn prompts_rotate_their_queries_on_the_way() {
     let Some(gpu) = gpu() else { return };
     hold(&gpu, &rotated::rotated_prompts());
+}
+
+#[test]
+fn queries_keys_and_values_of_latents_are_a_launch_each() {
+    let cases = [latents::queries(), latents::keys(), latents::values()].into_iter().flatten().collect::<Vec<_>>();
+    // Also on a machine without a GPU.
+    let kernels = CudaKernelRegistry::builtin().claims();
+    for case in &cases {
+        assert_eq!(claimed(&kernels, &case.graph), [case.kernel], "{}", case.what);
+    }
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &cases);
 }
 
 #[test]

@@ -18,6 +18,8 @@ mod few;
 mod host_weights;
 #[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
 mod in_flight;
+#[path = "../common/latents.rs"]
+mod latents;
 #[path = "../common/mixer.rs"]
 mod mixer;
 #[path = "../common/one_row.rs"]

@@ -4,6 +4,7 @@ use ridge_graph::Function;
 use ridge_graph::ops::PagedAttention;
 use ridge_graph::passes::Numerics;
 
+use super::latent_queries::{self, LatentQueries};
 use super::one_order::has_one_order;
 use super::{MOST, make};
 use crate::kernel::composite;
@@ -16,8 +17,15 @@ pub(in crate::kernels) fn entries() -> Vec<CudaKernelEntry> {
         ("norm_rope_attention", "rope(rms_norm(q, w), positions)", 3),
     ];
     let mut entries = Vec::new();
+    for (name, q) in latent_queries::patterns() {
+        let pattern = format!("attention({q}, kv, block_table, seq_ids, positions)");
+        let of_latents =
+            |body: &Function| LatentQueries::are_in(body) && supports(body, latent_queries::INPUTS, [false; 2]);
+        let entry = CudaKernelEntry::new(name, &pattern, of_latents, make);
+        entries.push(entry.where_it_pays(LatentQueries::are_few).numerics_by_extents());
+    }
     for (codes, scales) in [("", ""), ("_codes", ", scales")] {
-        for (of_sinks, sinks) in [("", ""), ("_sinks", ", sinks")] {
+        for (of_sinks, sinks) in [("", ""), ("_sinks", ", cast(sinks)?")] {
             for (of_prompts, prompts) in [("", ""), ("_prompts", ", prompt_lengths")] {
                 for (query, q, kv) in queries {
                     let pattern =

@@ -77,8 +77,8 @@ impl AttentionCall<'_> {
 
     /// Each token for itself, in any dtype.
     pub(super) fn tokens(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-        // A norm is not made on the way.
-        let (mut kernel, q, rope) = match self.rope.filter(|_| !self.normed) {
+        // Neither a norm nor a product is made on the way.
+        let (mut kernel, q, rope) = match self.rope.filter(|_| !self.normed && self.of_latents.is_none()) {
             Some(rope) => (CudaKernel::default(), OperandSlot::Input(0), Some(rope)),
             None => self.rotated(spec).map(|(kernel, q)| (kernel, q, None))?,
         };
