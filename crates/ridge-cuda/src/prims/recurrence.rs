@@ -9,7 +9,7 @@ mod gradient;
 mod gradient_rank;
 
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, grid, input, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, flag, grid, input, numbers, output,
 };
 
 use chunks::ChunkOperands;
@@ -72,8 +72,8 @@ impl Extents {
     ) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let depth = self.key.next_power_of_two().max(32);
         let key = self.key.to_string();
-        let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
-        let updates = if updates { "1" } else { "0" };
+        let wide = flag(self.value.is_multiple_of(4));
+        let updates = flag(updates);
         let defines = [("KEY", &*key), ("WIDE", wide), ("UPDATES", updates), self.of_lines().0];
         let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
         // As the kernels lay out shared memory, in floats.

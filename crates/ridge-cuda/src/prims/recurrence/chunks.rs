@@ -1,7 +1,7 @@
 //! Recurrences without a part of low rank in chunks, all at once: `kernels/recurrence_parallel.cu`.
 
 use super::extents::{Extents, LEAST};
-use crate::kernel::{CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, numbers, output};
+use crate::kernel::{CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, flag, grid, input, numbers, output};
 
 pub(in crate::prims) const RECURRENCE_PARALLEL: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../../kernels/lines.cuh"),
@@ -164,7 +164,7 @@ impl<'a> Chunked<'a> {
         let names = ["KEY", "DECAYS", "LEAST", "WARPS", "COLUMNS"];
         let mut defines: Vec<_> = names.into_iter().zip(sizes.iter().map(|size| &**size)).collect();
         let flags = [("WIDE", all.value.is_multiple_of(WIDE)), ("GATED", all.gated), ("MIRRORED", mirrored)];
-        defines.extend(flags.map(|(name, is)| (name, if is { "1" } else { "0" })));
+        defines.extend(flags.map(|(name, is)| (name, flag(is))));
         defines.push(all.of_lines().0);
         let source = CudaSource::new(entry, &defines, text);
         let table = all.lines.unwrap_or(0);

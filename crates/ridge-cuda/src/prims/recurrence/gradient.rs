@@ -4,8 +4,8 @@
 use super::chunks::{CHUNK, ChunkOperands, Chunked};
 use super::extents::{Extents, LEAST, SHARED_OF_ALL, THREADS};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, input, numbers,
-    output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, flag, input,
+    numbers, output,
 };
 
 pub(in crate::prims) const RECURRENCE_GRADIENT: KernelText<'_> =
@@ -140,7 +140,7 @@ impl Extents {
     /// The launch that takes the rows of fewer than `least` tokens, token by token.
     fn gradient_by_token(&self, decays: usize, least: usize) -> CudaKernel {
         let [key, decays, below] = [self.key, decays, least].map(|n| n.to_string());
-        let low_rank = if self.low_rank { "1" } else { "0" };
+        let low_rank = flag(self.low_rank);
         let defines = [("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*below)];
         // Without a part of low rank its operands are neither read nor written.
         let (of_rank, to_rank, dy) = if self.low_rank { ([6, 7], [5, 6], 8) } else { ([0, 0], [0, 0], 6) };
