@@ -9,7 +9,8 @@
 // The last is what q_u dq_u and k_j dk_j sum up to and their differences too, but these cancel where little is kept; here whatever passes token t is added
 // up, so that no more is lost than of the sums themselves. Products of decays are taken within blocks of BLOCK tokens and between them, always
 // forwards. Sums over earlier blocks for the tokens of one go from the first to the last, decaying on their way (Horner's scheme); sums over
-// later ones likewise. Within a block a thread has one key. A block of threads has a chunk of a head; all keys of a head may decay alike.
+// later ones likewise. Within a block a thread has one key. A block of threads has a chunk of a head. Where all keys of a head decay alike, products of
+// decays are those of sums of their logarithms in f64: a product of 64 rounded decays has an error that is beyond that of other sums.
 // Floor: all operands, S and G are read once, dy and v for every SLICE keys; results are written once; 6 KEY value + CHUNK (2 KEY + value) operations for each token and head at a
 // sixth of the rate of bf16. Defines, with COLUMNS 32 and 8 WARPS, and numbers: recurrence_blocks.cuh.
 
@@ -18,6 +19,12 @@
 #define HALF (SLICE / 2)
 #define TILES (HALF / 8)
 #define PARTS 3
+
+// One key of the tokens of a block by factors of the tokens.
+__device__ inline void multiply_tokens(float* x, const float* by) {
+#pragma unroll
+    for (int i = 0; i < BLOCK; ++i) x[i] *= by[i];
+}
 
 // An element as the sum of its parts.
 __device__ inline float whole(const u16* planes, int key, int token) {
@@ -109,8 +116,11 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
     extern __shared__ __align__(16) float room[];
     // By keys of the slice: decays over blocks; what S gives to G; what S and blocks before one give to a later block, and what a block gives to G.
     __shared__ float totals[BLOCKS][SLICE], through[SLICE], across[BLOCKS][BLOCKS][SLICE], to_end[BLOCKS][SLICE];
-    // Of two warps each, where all keys decay alike.
-    __shared__ float alike[2][CHUNK];
+#if !BY_KEY
+    // Sums of logarithms of decays; what remains over the tokens of a block up to each and behind each; and sums over keys, of two warps each.
+    __shared__ double logs[CHUNK];
+    __shared__ float over[CHUNK], behind[CHUNK], alike[2][CHUNK];
+#endif
     others_may_begin();
     after_others();
     Chunk c;
@@ -120,7 +130,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
     const i64 token = c.first + block * BLOCK;
     // The warp's part of products: a block of tokens, and half of the keys or of other tokens.
     const int rows = warp % BLOCKS, half = warp / BLOCKS * HALF;
-    // dy v of tokens of different blocks; and of one block, those of a token of v side by side.
+    // dy v of tokens of different blocks; and of one block, those of a token of v side by side, decayed where all keys decay alike.
     float* pairs = room;
     float* within = pairs + CHUNK * OF_PAIRS;
     u16* dys = (u16*)(within + BLOCKS * BLOCK * OF_BLOCK);
@@ -134,6 +144,18 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
     float* of_later = of_earlier + BLOCKS * SLICE * OF_BLOCK;
     const i64 at_values = (c.first * heads + c.head) * value, at_states = (c.number * heads + c.head) * KEY * value;
     const int stride = (int)(heads * value);
+#if !BY_KEY
+    if (warp == 0) {
+        add_up(logs, decay + c.first * heads + c.head, heads, c.count);
+        __syncwarp();
+#pragma unroll
+        for (int i = lane; i < CHUNK; i += 32) {
+            const int start = i / BLOCK * BLOCK;
+            over[i] = kept(logs[i] - (start > 0 ? logs[start - 1] : 0.0));
+            behind[i] = kept(logs[start + BLOCK - 1] - logs[i]);
+        }
+    }
+#endif
     for (int first = 0; first < KEY; first += SLICE) {
         const int key = first + mine;
         float of_s[TILES][4] = {}, of_g[TILES][4] = {};
@@ -184,7 +206,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
                     for (int e = 0; e < 4; ++e) {
                         const int u = rows * BLOCK + (lane >> 2) + (e >> 1) * 8, j = half + tile * 8 + (lane & 3) * 2 + (e & 1);
                         if (j / BLOCK < rows) pairs[u * OF_PAIRS + j] = pair[tile][e];
-                        if (j / BLOCK == rows) within[j * OF_BLOCK + u % BLOCK] = pair[tile][e];
+                        if (j / BLOCK != rows) continue;
+#if BY_KEY
+                        within[j * OF_BLOCK + u % BLOCK] = pair[tile][e];
+#else
+                        within[j * OF_BLOCK + u % BLOCK] = j <= u ? pair[tile][e] * kept(logs[u] - logs[j]) : 0.0f;
+#endif
                     }
 #pragma unroll
             for (int i = 0; i < Values<SLICE, PARTS, F32>::PIECES; ++i) {
@@ -194,20 +221,31 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
                 if (at % (COLUMNS / 4) == 0) through[at / (COLUMNS / 4)] = both[i];
             }
         }
-        float of_q[BLOCK], of_k[BLOCK], decays[BLOCK];
+        float of_q[BLOCK], of_k[BLOCK];
         fetch_key(of_q, q + (token * groups + group) * KEY + key, (int)groups * KEY, rest, key < KEY);
         fetch_key(of_k, k + (token * groups + group) * KEY + key, (int)groups * KEY, rest, key < KEY);
+#if BY_KEY
+        float decays[BLOCK];
         fetch_decays(decays, decay, c, token, heads, key, rest);
+        const auto keep_to = [&](float* x) { return keep_to_end(x, decays); };
+        const auto keep_from = [&](float* x) { keep_from_start(x, decays); };
+#else
+        const auto keep_to = [&](float* x) {
+            multiply_tokens(x, behind + block * BLOCK);
+            return over[block * BLOCK + BLOCK - 1];
+        };
+        const auto keep_from = [&](float* x) { multiply_tokens(x, over + block * BLOCK); };
+#endif
         __syncthreads();
         {
             float x[BLOCK];
 #pragma unroll
             for (int i = 0; i < BLOCK; ++i) x[i] = of_k[i];
-            totals[block][mine] = keep_to_end(x, decays);
+            totals[block][mine] = keep_to(x);
             put_keys<PARTS>(ks, x, block, mine);
 #pragma unroll
             for (int i = 0; i < BLOCK; ++i) x[i] = of_q[i];
-            keep_from_start(x, decays);
+            keep_from(x);
             put_keys<PARTS>(qs, x, block, mine);
         }
         __syncthreads();
@@ -248,15 +286,17 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
         float sums[BLOCK], later[BLOCK], passed[BLOCK];
         take_sums(sums, of_earlier, block, mine);
         take_sums(later, of_later, block, mine);
-        keep_from_start(sums, decays);
-        keep_to_end(later, decays);
+        keep_from(sums);
+        keep_to(later);
         const i64 place = (token * heads + c.head) * KEY + key;
         const int next = (int)heads * KEY;
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j) {
             double of_token = passing, of_key = later[j];
             passing = fma((double)of_k[j], of_key, passing);
+#if BY_KEY
             float product = 1.0f;
+#endif
 #pragma unroll
             for (int u = j / 4 * 4; u < BLOCK; u += 4) {
                 const float4 four_pairs = *(const float4*)(within + (block * BLOCK + j) * OF_BLOCK + u);
@@ -264,8 +304,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     if (u + e < j) continue;
+#if BY_KEY
                     if (u + e > j) product *= decays[u + e];
                     const float share = of_pair[e] * product;
+#else
+                    const float share = of_pair[e];
+#endif
                     of_token = fma((double)of_q[u + e], (double)sums[u + e], of_token);
                     sums[u + e] = fmaf(share, of_k[j], sums[u + e]);
                     of_key = fma((double)share, (double)of_q[u + e], of_key);
@@ -280,14 +324,16 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void recurrence_gradient_key
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j)
             if (key < KEY && j < rest) dq[place + j * next] = sums[j];
-        if (!BY_KEY) {
+#if !BY_KEY
+        {
             const float sum = over_warp(passed);
             float* to = &alike[warp % 2][block * BLOCK + lane / 2];
             if (lane % 2 == 0) *to = first == 0 ? sum : *to + sum;
         }
+#endif
     }
-    if (!BY_KEY) {
-        __syncthreads();
-        if (t < c.count) ddecay[(c.first + t) * heads + c.head] = alike[0][t] + alike[1][t];
-    }
+#if !BY_KEY
+    __syncthreads();
+    if (t < c.count) ddecay[(c.first + t) * heads + c.head] = alike[0][t] + alike[1][t];
+#endif
 }
