@@ -1,5 +1,5 @@
 //! Times linear recurrences on this machine's GPU, 16,384 tokens in all, in one sequence and in eight, in the shapes that flash-linear-attention
-//! is measured in, with operands in f32, and in bf16 where keys decay alike; the floor is that of operands and results at the measured bandwidth.
+//! is measured in, with operands in f32, and in bf16 where keys decay alike; and their gradients, whose operands are f32.
 //!
 //! `cargo run --release -p ridge-cuda --example recurrences`
 
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ridge_cuda::{Cuda, CudaOptions};
-use ridge_graph::{Bindings, Builder, DType, Graph, Role, Shape, Type, Var};
+use ridge_graph::{Bindings, Builder, DType, Graph, Prim, Role, Shape, Type, Var};
 use ridge_runtime::{Backend, Session};
 
 /// A kind of recurrence: its name, heads, groups of keys, keys and values a head, whether each key decays by itself, and whether it has a part of
@@ -35,18 +35,23 @@ fn main() -> ExitCode {
 
 fn table() -> Result<(), Box<dyn std::error::Error>> {
     let gpu: Arc<dyn Backend> = Arc::new(Cuda::new(CudaOptions::default())?);
-    println!("{:<24} {:>6} {:>9}  {:>9}  {:>9}", "recurrence", "dtype", "sequences", "ms", "GB/s");
+    println!("{:<24} {:>8} {:>9}  {:>9}  {:>9}", "recurrence", "dtype", "sequences", "ms", "GB/s");
     for kind in &KINDS {
+        for rows in [1, 8] {
+            let (seconds, bytes) = time(&gpu, kind, rows, true)?;
+            let rate = bytes as f64 / seconds / 1e9;
+            println!("{:<24} {:>8} {rows:>9}  {:>9.3}  {rate:>9.0}", kind.0, "gradient", seconds * 1e3);
+        }
         for dtype in [DType::F32, DType::BF16] {
             for rows in [1, 8] {
                 let (seconds, bytes) = match dtype {
-                    DType::F32 => time(&gpu, kind, rows)?,
+                    DType::F32 => time(&gpu, kind, rows, false)?,
                     // Keys decay alike.
                     _ if kind.2 => continue,
                     dtype => time_gated(&gpu, kind, rows, dtype)?,
                 };
                 let (name, dtype, rate) = (kind.0, dtype.name(), bytes as f64 / seconds / 1e9);
-                println!("{name:<24} {dtype:>6} {rows:>9}  {:>9.3}  {rate:>9.0}", seconds * 1e3);
+                println!("{name:<24} {dtype:>8} {rows:>9}  {:>9.3}  {rate:>9.0}", seconds * 1e3);
             }
         }
     }
@@ -106,8 +111,13 @@ fn median(gpu: &Arc<dyn Backend>, graph: &Graph, outputs: &[&str]) -> Result<f64
     Ok(times[3])
 }
 
-/// The median time of a recurrence over `rows` sequences, and the bytes of its operands and results.
-fn time(gpu: &Arc<dyn Backend>, kind: &Kind, rows: usize) -> Result<(f64, usize), Box<dyn std::error::Error>> {
+/// The median time of a recurrence over `rows` sequences or of its gradient, and the bytes of its operands and results.
+fn time(
+    gpu: &Arc<dyn Backend>,
+    kind: &Kind,
+    rows: usize,
+    gradient: bool,
+) -> Result<(f64, usize), Box<dyn std::error::Error>> {
     let &(_, [heads, groups, key, value], per_key, low_rank) = kind;
     let mut g = Builder::new();
     let mut bytes = 0;
@@ -125,10 +135,29 @@ fn time(gpu: &Arc<dyn Backend>, kind: &Kind, rows: usize) -> Result<(f64, usize)
         }
         false => None,
     };
+    let cotangents = match gradient {
+        true => Some([
+            random(&mut g, "dy", &[TOKENS, heads, value])?,
+            random(&mut g, "dafter", &[rows, heads, key, value])?,
+        ]),
+        false => None,
+    };
     // What is random lies about 0; decays do not.
     let half = g.constant(DType::F32, -0.05)?;
     let decay = g.add(decay, half)?;
     let starts = g.table(DType::I32, &bounds(rows))?;
+    if let Some(cotangents) = cotangents {
+        let operands = [q?, k?, v, decay, state, starts].into_iter().chain(rank.into_iter().flatten());
+        let operands = operands.chain(cotangents).collect::<Vec<_>>();
+        let results = g.prim(Prim::LinearRecurrenceGradient { low_rank }, &operands)?;
+        let names = (0..results.len()).map(|i| i.to_string()).collect::<Vec<_>>();
+        let graph = g.finish(names.iter().map(|name| name.as_str().into()).zip(results).collect())?;
+        let seconds = median(gpu, &graph, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        // Results are as many as operands but the cotangents, and of q and k for each head.
+        let of_heads = 2 * TOKENS * (heads - groups) * key;
+        let of_cotangents = TOKENS * heads * value + rows * heads * key * value;
+        return Ok((seconds, 2 * bytes + of_heads * size_of::<f32>() - of_cotangents * size_of::<f32>()));
+    }
     let [y, after] = g.linear_recurrence([q?, k?, v, decay, state, starts], rank)?;
     let graph = g.finish(vec![("y".into(), y), ("after".into(), after)])?;
     let seconds = median(gpu, &graph, &["y", "after"])?;

@@ -1,19 +1,21 @@
 // Chunks of CHUNK tokens of the rows of a step, all of which have a number. Numbers: tokens, rows, groups, heads, value, lines of the states' table,
-// unit, extra, numbers of chunks. Rows of fewer than LEAST tokens are left to another kernel. Chunk c of row r has number
+// unit, extra, numbers of chunks. Rows of fewer than LEAST tokens, 16 where it is not defined, are left to another kernel. Chunk c of row r has number
 // starts[r] / unit + r * extra + c.
 
 #define CHUNK 64
+#ifndef LEAST
 #define LEAST 16
+#endif
 
 // The sums of the logarithms of decays up to each token of a chunk, by one warp: in f64, since differences of sums are wanted. What is below the
-// logarithm of the smallest number leaves nothing, as lower ones do.
-__device__ inline void add_up(double* sums, const float* rates, i64 stride, int count) {
+// logarithm of the smallest number leaves nothing, as lower ones do. Tokens before `from` decay by nothing.
+__device__ inline void add_up(double* sums, const float* rates, i64 stride, int count, int from = 0) {
     const int lane = threadIdx.x & 31;
     double part[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int t = 2 * lane + i;
-        const double rate = t < count ? rates[t * stride] : 0.0;
+        const double rate = t >= from && t < count ? rates[t * stride] : 0.0;
         part[i] = rate < -110.0 ? -110.0 : rate;
     }
     double sum = part[0] + part[1];
@@ -25,7 +27,11 @@ __device__ inline void add_up(double* sums, const float* rates, i64 stride, int 
     sums[2 * lane] = sum - part[1];
     sums[2 * lane + 1] = sum;
 }
-__device__ inline float kept(double log) { return op_exp((float)log); }
+// What the float nearest to the logarithm leaves out is some 1e-6 of a small share.
+__device__ inline float kept(double log) {
+    const float high = (float)log, share = op_exp(high);
+    return fmaf(share, (float)(log - high), share);
+}
 
 // Where a block's chunk is: its row's number, its first token and number of tokens.
 struct Chunk {

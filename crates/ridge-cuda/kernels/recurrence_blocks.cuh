@@ -44,15 +44,19 @@ template <int PARTS> __device__ inline void parts_of(float x, float y, u32* part
 }
 
 // Adds to TILES tiles of 16 x 8 the product of a tile of 16 x 16 in LEFT parts and of 16 rows in RIGHT planes of PLANE elements, whose lane's
-// address is `right`. Products beyond the accuracy of the operand of more parts are left out.
-template <int TILES, int PLANE, int LEFT, int RIGHT>
+// address is `right`; with ACROSS, of 16 columns of rows so many elements apart. Products beyond the accuracy of the operand of more parts are
+// left out.
+template <int TILES, int PLANE, int LEFT, int RIGHT, int ACROSS = 0>
 __device__ inline void multiply(float (*sum)[4], const u32 (*left)[4], u32 right) {
     constexpr int ORDERS = LEFT > RIGHT ? LEFT : RIGHT;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile += 2) {
         u32 b[RIGHT][4];
 #pragma unroll
-        for (int i = 0; i < RIGHT; ++i) load_matrices_transposed(b[i], right + i * PLANE * 2 + tile * 16);
+        for (int i = 0; i < RIGHT; ++i) {
+            if (ACROSS > 0) load_matrices(b[i], right + i * PLANE * 2 + tile * 16 * ACROSS);
+            else load_matrices_transposed(b[i], right + i * PLANE * 2 + tile * 16);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float high[4] = {}, low[4] = {};
@@ -79,6 +83,9 @@ __device__ inline void multiply(float (*sum)[4], const u32 (*left)[4], u32 right
 // The row of a tile of 16 x 16 that this lane gives to load_matrices, and its column.
 __device__ inline int matrix_row() { return threadIdx.x & 15; }
 __device__ inline int matrix_column() { return (threadIdx.x & 16) >> 1; }
+// The same for a right operand whose rows are columns of the product.
+__device__ inline int across_row() { return (threadIdx.x & 7) + ((threadIdx.x & 16) >> 1); }
+__device__ inline int across_column() { return threadIdx.x & 8; }
 
 // Four floats from `column` on of a row of `real` ones; zeros behind them.
 __device__ inline float4 four(const float* row, int column, int real) {
@@ -96,7 +103,7 @@ __device__ inline float4 four(const float* row, int column, int real) {
 
 // ROWS rows of COLUMNS floats on their way from memory to PARTS planes of OF_VALUES to a row.
 template <int ROWS, int PARTS, class Element> struct Values {
-    static const int PIECES = ROWS * (COLUMNS / 4) / THREADS;
+    static constexpr int PIECES = ROWS * (COLUMNS / 4) / THREADS;
     float4 x[PIECES];
     // They are `stride` apart; `count` of them exist, and `real` values of each.
     __device__ void fetch(const float* from, int stride, int count, int real) {
@@ -121,7 +128,7 @@ template <int ROWS, int PARTS, class Element> struct Values {
 };
 // Values of bf16 are their only part.
 template <int ROWS> struct Values<ROWS, 1, BF16> {
-    static const int PIECES = ROWS * (COLUMNS / 8) / THREADS;
+    static constexpr int PIECES = ROWS * (COLUMNS / 8) / THREADS;
     uint4 x[PIECES];
     __device__ void fetch(const u16* from, int stride, int count, int real) {
 #pragma unroll
@@ -170,6 +177,17 @@ __device__ inline float keep_to_end(float* x, const float* decays) {
     return product;
 }
 
+// The same by what remains of them from the block's beginning, over themselves too.
+__device__ inline float keep_from_start(float* x, const float* decays) {
+    float product = 1.0f;
+#pragma unroll
+    for (int i = 0; i < BLOCK; ++i) {
+        product *= decays[i];
+        x[i] *= product;
+    }
+    return product;
+}
+
 // One key of the tokens of a block, `stride` apart; zeros where there is none.
 template <class Element = Operand>
 __device__ inline void fetch_key(float* x, const typename Element::Raw* from, int stride, int count, bool is) {
@@ -184,14 +202,19 @@ __device__ inline void weigh_key(float* x, const float* weight, const Chunk& c, 
     for (int t = 0; t < BLOCK; ++t) x[t] *= t < count ? from[t * heads] : 0.0f;
 #endif
 }
-#if BY_KEY
-// What remains of one key over each token of a block.
+// What remains of one key over each token of a block; with WAY -1, over the tokens behind those from `token` on backwards, and nothing is lost
+// over what is behind the last of the chunk.
+template <int WAY = 1>
 __device__ inline void fetch_decays(float* x, const float* decay, const Chunk& c, i64 token, i64 heads, int key, int count) {
-    fetch_key<F32>(x, decay + (token * heads + c.head) * KEY + key, (int)heads * KEY, count, key < KEY);
+    const float* from = decay + (token * heads + c.head) * DECAYS + (BY_KEY ? key : 0);
+    const bool last = WAY < 0 && token == c.first + c.count - 1;
+    if (WAY < 0) from += heads * DECAYS;
 #pragma unroll
-    for (int t = 0; t < BLOCK; ++t) x[t] = op_exp(x[t]);
+    for (int t = 0; t < BLOCK; ++t) {
+        const bool is = key < KEY && t < count && !(t == 0 && last);
+        x[t] = op_exp(is ? from[t * WAY * (int)heads * DECAYS] : 0.0f);
+    }
 }
-#endif
 
 // How the warps divide y: blocks of tokens, and columns.
 #define Y_TILES (COLUMNS * BLOCKS / WARPS / 8)

@@ -14,7 +14,7 @@
 // sixth of the rate of bf16.
 // Rows of fewer than LEAST tokens, half a chunk, are left to another kernel. Chunk c of row r has number starts[r] / LEAST + c, so that there are no more
 // numbers than tokens allow: from floor(a / 16) on, a row of n >= 16 tokens at a has floor((a + n) / 16) - floor(a / 16) >= ceil(n / 32) of its own.
-// Defines: KEY; WIDE, whether a head's values are a multiple of 4. Numbers: tokens, rows, groups, heads, value, and of
+// Defines: KEY; WIDE, whether a head's values are a multiple of 4; UPDATES, whether `recurrence_chunks` gives u in place of y. Numbers: tokens, rows, groups, heads, value, and of
 // `recurrence_chunks` the lines of the states' table. LINES, as in lines.cuh.
 
 #define WARPS 4
@@ -274,7 +274,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_chunks(
     };
     const auto fetch_rows = [&](int first) {
         const int count = min(CHUNK, end - first);
-        fetch_keys<BY_ROW>(qs, q + ((i64)first * groups + group) * KEY, (i64)groups * KEY, count);
+        if (!UPDATES) fetch_keys<BY_ROW>(qs, q + ((i64)first * groups + group) * KEY, (i64)groups * KEY, count);
         fetch_keys<BY_ROW>(es, erase + ((i64)first * heads + head) * KEY, (i64)heads * KEY, count);
         const float* of_chunk = scores_of(first);
         fetch<SCORES * CHUNK, CHUNK, OF_SCORES, true>(weights, of_chunk, CHUNK, SCORES * CHUNK, CHUNK);
@@ -302,7 +302,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_chunks(
         copies_wait<1>();
         __syncthreads();
         float out[Y_TILES][4] = {};
-        multiply<Y_TILES, BY_ROW, 1, OF_VALUES, 1>(out, qs + y_row * BY_ROW, state + y_column, DEPTH);
+        if (!UPDATES) multiply<Y_TILES, BY_ROW, 1, OF_VALUES, 1>(out, qs + y_row * BY_ROW, state + y_column, DEPTH);
         EACH_OF_Y out[tile][e] *= from_start[Y_ROW];
         float erased[Y_TILES][4] = {};
         multiply<Y_TILES, BY_ROW, 1, OF_VALUES, 1>(erased, es + y_row * BY_ROW, state + y_column, DEPTH);
@@ -313,19 +313,21 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_chunks(
         copies_wait<0>();
         __syncthreads();
         // Tokens behind a row of y have weight 0.
-        multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(out, weights + y_row * OF_SCORES, vs + y_column, y_row + 16);
+        if (!UPDATES) multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(out, weights + y_row * OF_SCORES, vs + y_column, y_row + 16);
         float u[Y_TILES][4] = {};
         const float* of_v = weights + 2 * CHUNK * OF_SCORES + y_row * OF_SCORES;
         multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(u, of_v, vs + y_column, y_row + 16);
         multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(u, of_v + CHUNK * OF_SCORES, xs + y_column, y_row + 16);
         EACH_OF_Y us[Y_ROW * OF_VALUES + Y_COLUMN] = u[tile][e];
         __syncthreads();
-        multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(
-            out, weights + (CHUNK + y_row) * OF_SCORES, us + y_column, y_row + 16
-        );
+        if (!UPDATES)
+            multiply<Y_TILES, OF_SCORES, 1, OF_VALUES, 1>(
+                out, weights + (CHUNK + y_row) * OF_SCORES, us + y_column, y_row + 16
+            );
         EACH_OF_Y {
             const int t = Y_ROW, c = Y_COLUMN;
-            if (t < count && c < columns) y[((i64)(first + t) * heads + head) * value + column + c] = out[tile][e];
+            if (t < count && c < columns)
+                y[((i64)(first + t) * heads + head) * value + column + c] = UPDATES ? u[tile][e] : out[tile][e];
         }
         const float remains = from_start[CHUNK - 1];
         __syncthreads();

@@ -3,7 +3,8 @@
 // of each stretch between two of them are computed again when the sweep from the last token comes to it. What is kept goes to
 // scratch, where a thread reads what it wrote. Cotangents are of f64, since what is kept of a state may cancel. Sums over columns are shuffles, and one over the four warps in shared memory.
 // Floor: the operands' bytes over bandwidth; long sequences are bound by the latency of a token.
-// Numbers: tokens, rows, groups, heads, value, n. KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance.
+// Rows of LEAST tokens and more are left to other kernels.
+// Numbers: tokens, rows, groups, heads, value, n. KEY, DECAYS (1 or KEY), LOW_RANK (0 or 1) and LEAST come from the instance.
 
 #define SLICES 4
 #define COLUMNS 32
@@ -86,6 +87,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
         }
         const i64 head = piece % heads, row = piece / heads, base = piece * KEY;
         const i64 begin = max((i64)starts[row], (i64)0), end = min((i64)starts[row + 1], tokens);
+        if (end - begin >= LEAST) continue;
         auto load_keys = [&](i64 token) {
             const i64 place = token * heads + head, group = (token * groups + head * groups / heads) * KEY;
             __syncthreads();

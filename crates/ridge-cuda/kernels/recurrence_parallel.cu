@@ -13,6 +13,10 @@
 // Floor: k, v and decays are read twice, q once, all but v for every COLUMNS values of a head; y and after it the states of chunks are moved four times; 4 KEY value + CHUNK (KEY + value)
 // operations for each token and head at a sixth of the rate of bf16, with GATED at a third to half. GLA's shape (16 heads, 64 keys, 128 values), 16,384 tokens,
 // GATED: 0.30 GB of operands and 0.54 of states, 0.25 ms at 3.3 TB/s. Defines and numbers: recurrence_blocks.cuh. LINES, as in lines.cuh.
+// With MIRRORED tokens run backwards, and a token's decay takes effect behind it, as with cotangents of the state (recurrence_gradient_keys.cu):
+// `recurrence_states` takes q for k and dy for v, what is passed from the last chunk to the first are cotangents of the state behind each, and
+// `recurrence_outputs` makes dv of k for q, q for k, and dy for v.
+#define STEP (MIRRORED ? -1 : 1)
 
 // What chunks add to the state, and what remains of it. How the warps divide a slice of the state: its keys, and two halves of the columns.
 #define S_ROWS (SLICE / BLOCK)
@@ -54,7 +58,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
             __syncwarp();
             const double last = sums[CHUNK - 1];
 #pragma unroll
-            for (int i = 0; i < CHUNK; i += 32) to_end[lane + i] = kept(last - sums[lane + i]);
+            for (int i = 0; i < CHUNK; i += 32) to_end[lane + i] = kept(MIRRORED ? sums[lane + i] : last - sums[lane + i]);
             if (lane == 0 && c.column == 0) remains[0] = kept(last);
         }
         __syncthreads();
@@ -62,13 +66,14 @@ extern "C" __global__ __launch_bounds__(THREADS) void recurrence_states(
     const int row = warp % S_ROWS * 16, column = warp / S_ROWS * (COLUMNS / 2);
     for (int first = 0; first < KEY; first += SLICE) {
         if (BY_KEY) {
-            const float total = keep_to_end(x, decays);
+            // Of what is between the block and the chunk's end, or with MIRRORED its beginning.
+            const float total = MIRRORED ? keep_from_start(x, decays) : keep_to_end(x, decays);
             totals[block][mine] = total;
             __syncthreads();
             float behind = 1.0f;
 #pragma unroll
-            for (int b = 1; b < BLOCKS; ++b) if (b > block) behind *= totals[b][mine];
-            if (block == 0 && first + mine < KEY && c.column == 0) remains[first + mine] = behind * total;
+            for (int b = 0; b < BLOCKS; ++b) if (MIRRORED ? b < block : b > block) behind *= totals[b][mine];
+            if (block == (MIRRORED ? BLOCKS - 1 : 0) && first + mine < KEY && c.column == 0) remains[first + mine] = behind * total;
 #pragma unroll
             for (int i = 0; i < BLOCK; ++i) x[i] *= behind;
         } else {
@@ -125,19 +130,20 @@ extern "C" __global__ __launch_bounds__(128) void recurrence_pass(
     const float* remains = states + n.v[8] * heads * size + number * DECAYS + (BY_KEY ? in_head / value : 0);
     Piece s = {};
     if (from_line >= 0) s = elements_at<F32, PIECE>(before + (from_line * heads + head) * size + in_head);
+    const auto place = [&](int nth) { return (MIRRORED ? chunks - 1 - nth : nth) * heads; };
     for (int first = 0; first < chunks; first += AHEAD) {
         Piece added[AHEAD];
         float by[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-            const i64 chunk = min(first + i, chunks - 1) * heads;
+            const i64 chunk = place(min(first + i, chunks - 1));
             added[i] = elements_at<F32, PIECE>(state + chunk * size);
             by[i] = remains[chunk * DECAYS];
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             if (first + i >= chunks) break;
-            *(Piece*)(state + (first + i) * heads * size) = s;
+            *(Piece*)(state + place(first + i) * size) = s;
 #pragma unroll
             for (int e = 0; e < PIECE; ++e) s.part[e] = fmaf(s.part[e], by[i], added[i].part[e]);
         }
@@ -162,7 +168,8 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
     if (!find_chunk(c, starts, n.v, COLUMNS)) return;
     const i64 groups = n.v[2], heads = n.v[3], value = n.v[4], group = c.head * groups / heads;
     const int t = threadIdx.x, warp = t >> 5, block = t / SLICE, mine = t % SLICE, rest = c.count - block * BLOCK;
-    const i64 token = c.first + block * BLOCK;
+    // Of the first token, and of the first of this thread's block.
+    const i64 begin = MIRRORED ? c.first + c.count - 1 : c.first, token = begin + STEP * block * BLOCK;
     float* scaled = room;
     u16* ks = (u16*)(scaled + BLOCKS * SLICE * OF_BLOCK);
     float* weights = room;
@@ -178,20 +185,20 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
     // Of blocks of tokens in turn with the other warps of this block of y.
     const int turn = warp / BLOCKS;
     float score[2 * TURNS][4] = {};
-    if (warp == 0) add_up(sums, decay + c.first * heads + c.head, heads, c.count);
+    if (warp == 0) add_up(sums, decay + (begin + MIRRORED) * heads + c.head, STEP * heads, c.count, MIRRORED);
 #endif
     for (int first = 0; first < KEY; first += SLICE) {
         const int key = first + mine;
         const bool is = key < KEY;
         float x[BLOCK], z[BLOCK];
-        fetch_key(x, q + (token * groups + group) * KEY + key, (int)groups * KEY, rest, is);
-        fetch_key(z, k + (token * groups + group) * KEY + key, (int)groups * KEY, rest, is);
+        fetch_key(x, q + (token * groups + group) * KEY + key, STEP * (int)groups * KEY, rest, is);
+        fetch_key(z, k + (token * groups + group) * KEY + key, STEP * (int)groups * KEY, rest, is);
         weigh_key(z, weight, c, token, heads, rest);
         Values<SLICE, Y_PARTS, F32> state;
         state.fetch(states + ((c.number * heads + c.head) * KEY + first) * value + c.column, (int)value, KEY - first, c.columns);
 #if BY_KEY
         float shares[BLOCK];
-        fetch_decays(shares, decay, c, token, heads, key, rest);
+        fetch_decays<STEP>(shares, decay, c, token, heads, key, rest);
         put_block(raw_q, x, block, mine);
         put_block(raw_k, z, block, mine);
         put_block(decays, shares, block, mine);
@@ -232,9 +239,9 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
         }
         __syncthreads();
     }
-    const i64 at_values = (c.first * heads + c.head) * value + c.column;
+    const i64 at_values = (begin * heads + c.head) * value + c.column;
     Values<CHUNK, VALUE_PARTS, Operand> values;
-    values.fetch(v + at_values, (int)(heads * value), c.count, c.columns);
+    values.fetch(v + at_values, STEP * (int)(heads * value), c.count, c.columns);
     values.put(vs);
 #if BY_KEY
     of_v.put(weights);
@@ -265,5 +272,5 @@ extern "C" __global__ __launch_bounds__(THREADS, WARPS == 8 ? 2 : 3) void recurr
     __syncthreads();
     const u32 right = shared_address(vs + matrix_row() * OF_VALUES + y_column + matrix_column());
     weigh(out, weights, right, y_block);
-    put_rows(y + at_values, heads * value, out, y_block, y_column, c.count, c.columns);
+    put_rows(y + at_values, STEP * heads * value, out, y_block, y_column, c.count, c.columns);
 }

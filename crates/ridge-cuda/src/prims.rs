@@ -19,7 +19,7 @@ pub(crate) use recurrence::{
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 10] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 12] = [
     along::ALONG,
     matmul::MATMUL,
     matmul::MATMUL_ROWS,
@@ -29,6 +29,8 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 10] = [
     recurrence::RECURRENCE_CHUNKS,
     recurrence::RECURRENCE_GATED,
     recurrence::RECURRENCE_GRADIENT,
+    recurrence::RECURRENCE_GRADIENT_KEYS,
+    recurrence::RECURRENCE_GRADIENT_RANK,
     recurrence::RECURRENCE_PARALLEL,
 ];
 

@@ -1,16 +1,18 @@
 //! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
-//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16 whose keys decay alike; and
-//! `kernels/recurrence_gradient.cu`.
+//! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16 whose keys decay alike. Gradients
+//! are of `kernels/recurrence_gradient.cu`, for few tokens of a row and with a part of low rank, and `kernels/recurrence_gradient_keys.cu`.
 
 mod chunks;
 mod extents;
 mod gated;
+mod gradient;
+mod gradient_rank;
 
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, blocks, grid, input,
-    numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, flag, grid, input, numbers, output,
 };
 
+use chunks::ChunkOperands;
 #[cfg(test)]
 pub(super) use chunks::RECURRENCE_PARALLEL;
 pub(crate) use extents::LEAST;
@@ -19,6 +21,11 @@ use extents::{COLUMNS, Extents, SHARED_OF_ALL, THREADS};
 #[cfg(test)]
 pub(super) use gated::RECURRENCE_GATED;
 pub(crate) use gated::{gated, takes_gated};
+pub(super) use gradient::recurrence_gradient;
+#[cfg(test)]
+pub(super) use gradient::{RECURRENCE_GRADIENT, RECURRENCE_GRADIENT_KEYS};
+#[cfg(test)]
+pub(super) use gradient_rank::RECURRENCE_GRADIENT_RANK;
 
 pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/lines.cuh"),
@@ -26,8 +33,6 @@ pub(super) const RECURRENCE_CHUNKS: KernelText<'_> = KernelText::new(concat!(
 ))
 .with_tiles()
 .early_launch();
-pub(super) const RECURRENCE_GRADIENT: KernelText<'_> =
-    KernelText::new(include_str!("../../kernels/recurrence_gradient.cu"));
 
 /// Keys of a head at most: a thread keeps a quarter of a column of the state in registers.
 pub(crate) const MAX_KEY: usize = 512;
@@ -57,13 +62,19 @@ impl Extents {
     }
 
     /// With a part of low rank and keys that decay alike: the launches that take rows of at least [`LEAST`] tokens in chunks, those of a
-    /// head in turn, the bytes of their scratch, and the most bytes of shared memory that one takes.
-    fn in_turn(&self) -> Result<(Vec<DeviceAction>, usize, u32), String> {
+    /// head in turn, the bytes of their scratch, and the most bytes of shared memory that one takes. With
+    /// `updates` y is what `erase` reads of the state before each token instead.
+    fn in_turn(
+        &self,
+        of: &ChunkOperands,
+        [erase, write]: [&LaunchArg; 2],
+        updates: bool,
+    ) -> Result<(Vec<DeviceAction>, usize, u32), String> {
         let depth = self.key.next_power_of_two().max(32);
         let key = self.key.to_string();
-        let wide = if self.value.is_multiple_of(4) { "1" } else { "0" };
-        let (of_lines, lines) = self.of_lines();
-        let defines = [("KEY", &*key), ("WIDE", wide), of_lines];
+        let wide = flag(self.value.is_multiple_of(4));
+        let updates = flag(updates);
+        let defines = [("KEY", &*key), ("WIDE", wide), ("UPDATES", updates), self.of_lines().0];
         let source = |entry| CudaSource::new(entry, &defines, &RECURRENCE_CHUNKS);
         // As the kernels lay out shared memory, in floats.
         let [by_row, by_column, of_values, of_scores] = [depth + 8, depth + 4, COLUMNS + 4, CHUNK + 8];
@@ -71,11 +82,10 @@ impl Extents {
         let for_chunks = 2 * (by_row + by_column) + 3 * of_values + MATRICES * of_scores + 2;
         let bytes = |floats: usize| (floats * size_of::<f32>()) as u32;
         let chunks = self.tokens / LEAST + 1;
-        let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
-        let [q, k, v, decay, before, starts, erase, write] = self.inputs().map(input);
-        let scores_args = [&q, &k, &decay, &starts, &erase, &write, &scratch].map(Clone::clone);
+        let scores_args = [&of.q, &of.k, &of.decay, &of.starts, erase, write, &of.states].map(Clone::clone);
         let scores_args = scores_args.into_iter().chain([self.numbers()]).collect();
-        let args = [q, k, v, decay, before, starts, erase, write, scratch, lines, output(0), output(1), self.numbers()];
+        let args = [&of.q, &of.k, &of.v, &of.decay, &of.before, &of.starts, erase, write, &of.states, &of.lines];
+        let args = args.into_iter().chain([&of.y, &of.after]).cloned().chain([self.numbers()]).collect();
         let pieces = self.rows * self.heads * self.value.div_ceil(COLUMNS);
         let launches = [
             (
@@ -83,7 +93,7 @@ impl Extents {
                 bytes(CHUNK * for_scores),
             ),
             (
-                grid(source("recurrence_chunks"), [pieces, 1, 1], THREADS, args.to_vec())?,
+                grid(source("recurrence_chunks"), [pieces, 1, 1], THREADS, args)?,
                 bytes(depth * of_values + CHUNK * for_chunks),
             ),
         ];
@@ -126,42 +136,16 @@ fn make(spec: &CudaKernelSpec<'_>, rows: usize, lines: Option<usize>, low_rank: 
     if !chunks {
         return Ok(all.token_by_token(decays, i32::MAX as usize));
     }
-    let (mut actions, scratch, shared) = if low_rank { all.in_turn()? } else { all.at_once(decays)? };
+    let (mut actions, scratch, shared) = if low_rank {
+        let [.., erase, write] = all.inputs().map(input);
+        all.in_turn(&all.operands(), [&erase, &write], false)?
+    } else {
+        all.at_once(decays)?
+    };
     actions.extend(all.token_by_token(decays, LEAST).actions);
     if shared > SHARED_OF_ALL {
         let otherwise = all.token_by_token(decays, i32::MAX as usize).actions;
         actions = vec![DeviceAction::ByArch { arch: "sm_90a", actions, otherwise }];
     }
     Ok(CudaKernel { actions, scratch })
-}
-
-/// Keys of a head at most for its gradient: a thread keeps a quarter of a column of two states in registers.
-const MAX_KEY_OF_GRADIENT: usize = 256;
-
-/// Blocks at most, each of which has states in scratch.
-const MAX_BLOCKS_WITH_STATES: usize = 264;
-
-pub(super) fn recurrence_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let [q, _, v, decay, state, ..] = &spec.inputs[..] else { return Err("takes eight inputs or ten".into()) };
-    let (tokens, groups, key) = (q.shape[0], q.shape[1], q.shape[2]);
-    let (rows, heads, value) = (state.shape[0], v.shape[1], v.shape[2]);
-    if key > MAX_KEY_OF_GRADIENT {
-        return Err(format!("has {key} keys a head, at most {MAX_KEY_OF_GRADIENT} for its gradient"));
-    }
-    let low_rank = spec.inputs.len() == 10;
-    if key * heads * value == 0 {
-        return Ok(CudaKernel::default());
-    }
-    let [key_text, decays] = [key, decay.shape[2]].map(|n| n.to_string());
-    let defines = [("KEY", &*key_text), ("DECAYS", &*decays), ("LOW_RANK", if low_rank { "1" } else { "0" })];
-    // Without a part of low rank its operands are neither read nor written.
-    let (of_rank, to_rank, dy) = if low_rank { ([6, 7], [5, 6], 8) } else { ([0, 0], [0, 0], 6) };
-    let inputs = (0..6).chain(of_rank).chain([dy, dy + 1]).map(input);
-    let stretch = (1..).find(|n| n * n >= tokens).unwrap_or(1).max(1);
-    let grid = (rows * heads + 1).min(MAX_BLOCKS_WITH_STATES);
-    let states = grid * 2 * stretch * key.div_ceil(4) * THREADS as usize * size_of::<f32>();
-    let args = inputs.chain((0..5).chain(to_rank).map(output)).chain([LaunchArg::Pointer(OperandSlot::Scratch, 0)]);
-    let args = args.chain([numbers(&[tokens, rows, groups, heads, value, stretch])]).collect();
-    let source = CudaSource::new("recurrence_gradient", &defines, &RECURRENCE_GRADIENT);
-    Ok(CudaKernel { scratch: states, ..blocks(source, grid, THREADS, args) })
 }

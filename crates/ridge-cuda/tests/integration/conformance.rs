@@ -1,6 +1,8 @@
 //! Every op on the GPU, in every dtype, against its f64 meaning by the one rule of tolerance, with poisoned memory.
 
-use std::sync::Arc;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::common::{deterministic_gpu, gpu};
 use crate::running::{run, same_bits};
@@ -21,10 +23,20 @@ fn check(backend: &Arc<dyn Backend>, sample: &Sample) -> Result<(), String> {
 fn conforms(dtype: DType) {
     let Some(gpu) = gpu() else { return };
     let samples = all_samples(dtype, 11);
-    let failures: Vec<String> = samples
-        .iter()
-        .filter_map(|(name, sample)| check(&gpu, sample).err().map(|why| format!("{name}: {why:.600}")))
-        .collect();
+    // Spread over the processor's cores, since their meaning takes longer than the GPU does.
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                while let Some((name, sample)) = samples.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(why) = check(&gpu, sample) {
+                        failures.lock().expect("no thread panics").push(format!("{name}: {why:.600}"));
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().expect("no thread panics");
     println!("{dtype}: {} of {} samples conform", samples.len() - failures.len(), samples.len());
     let shown = failures.iter().take(30).map(String::as_str).collect::<Vec<_>>().join("\n");
     assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), samples.len());

@@ -1,6 +1,6 @@
 //! Extents of a recurrence, and the launch that takes its rows token by token: `kernels/recurrence.cu`.
 
-use crate::kernel::{CudaKernel, CudaSource, KernelText, LaunchArg, blocks, input, numbers, output};
+use crate::kernel::{CudaKernel, CudaSource, KernelText, LaunchArg, blocks, flag, input, numbers, output};
 
 pub(in crate::prims) const RECURRENCE: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../../kernels/lines.cuh"),
@@ -45,7 +45,7 @@ impl Extents {
     /// do.
     pub(super) fn of_lines(&self) -> ((&'static str, &'static str), LaunchArg) {
         let nth = if self.gated { 6 } else { 5 };
-        (("LINES", if self.lines.is_some() { "1" } else { "0" }), input(if self.lines.is_some() { nth } else { 0 }))
+        (("LINES", flag(self.lines.is_some())), input(if self.lines.is_some() { nth } else { 0 }))
     }
 
     /// The inputs as the kernels take them: without a part of low rank its operands are not read, and weights of tokens are in place of the
@@ -62,7 +62,7 @@ impl Extents {
     /// The launch that takes the rows of fewer than `least` tokens, token by token.
     pub(super) fn token_by_token(&self, decays: usize, least: usize) -> CudaKernel {
         let [key, decays, least] = [self.key, decays, least].map(|n| n.to_string());
-        let low_rank = if self.low_rank { "1" } else { "0" };
+        let low_rank = flag(self.low_rank);
         let (of_lines, lines) = self.of_lines();
         let mut defines =
             vec![("KEY", &*key), ("DECAYS", &*decays), ("LOW_RANK", low_rank), ("LEAST", &*least), of_lines];

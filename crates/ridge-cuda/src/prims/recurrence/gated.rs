@@ -4,8 +4,8 @@
 use super::chunks::CHUNK;
 use super::extents::{Extents, LEAST, SHARED_OF_ALL, THREADS};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, numbers,
-    output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, flag, grid, input,
+    numbers, output,
 };
 
 pub(in crate::prims) const RECURRENCE_GATED: KernelText<'_> = KernelText::new(concat!(
@@ -68,10 +68,6 @@ pub(crate) fn gated(spec: &CudaKernelSpec<'_>, delta: bool) -> Result<CudaKernel
         actions = vec![DeviceAction::ByArch { arch: "sm_90a", actions, otherwise }];
     }
     Ok(CudaKernel { actions, scratch })
-}
-
-fn flag(is: bool) -> &'static str {
-    if is { "1" } else { "0" }
 }
 
 /// The launches that take rows of at least [`LEAST`] tokens in chunks, the bytes of their scratch, and the most bytes of shared memory

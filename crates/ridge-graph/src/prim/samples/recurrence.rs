@@ -141,5 +141,7 @@ pub(super) fn samples_gradient(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     if dtype != DType::F32 {
         return Vec::new();
     }
-    short_and_long(&mut Rng::new(29)).into_iter().map(with_cotangents).collect()
+    // Steps of many chunks without a part of low rank, which alone are taken in chunks.
+    let chunks = of_many_chunks(&mut Rng::new(101)).into_iter().filter(|sample| sample.inputs.len() == 6);
+    short_and_long(&mut Rng::new(29)).into_iter().chain(chunks).map(with_cotangents).collect()
 }
