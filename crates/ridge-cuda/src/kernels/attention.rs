@@ -14,7 +14,6 @@ use std::sync::Arc;
 use ridge_graph::ops::{PagedAttention, RmsNorm, Rope};
 use ridge_graph::{DType, Sym};
 
-use self::decode::DECODE_TOKENS;
 use self::latent_queries::LatentQueries;
 use super::rope;
 use crate::kernel::{
@@ -86,6 +85,9 @@ impl Apart {
         [("FEW", few.to_string()), ("PROMPTS", prompts.to_owned())]
     }
 }
+
+/// The most tokens of a step that the decode kernel takes alone.
+const DECODE_TOKENS: usize = 2048;
 
 /// The architecture of the prompt kernel, and the positions of a tile: `COLUMNS` of its text.
 pub(super) const PROMPT_ARCH: &str = "sm_90a";
