@@ -22,6 +22,8 @@ pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bo
     let shown = to.display().to_string();
     let mut read: Vec<&Path> = vec![from];
     read.extend(files.gguf().into_iter().flat_map(ridge_files::Gguf::files).map(Path::new));
+    // A name on the Hub is another path than the folder that it stands for.
+    read.extend(files.folder());
     if let Ok(to) = to.canonicalize()
         && read.iter().any(|path| path.canonicalize().is_ok_and(|path| path == to))
     {

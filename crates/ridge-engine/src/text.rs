@@ -17,6 +17,8 @@ pub struct TextStream {
     /// Tokens of the answer so far.
     tokens: usize,
     held: String,
+    /// Bytes of `held` within which no stop string ends the text: those of the tokens up to `min_tokens`.
+    early: usize,
     /// Which of `stops` was met.
     stopped: Option<usize>,
 }
@@ -34,7 +36,7 @@ impl TextStream {
 
     fn of(decoder: StreamDecoder, stops: &[String]) -> Self {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { decoder, stops, min_tokens: 0, tokens: 0, held: String::new(), stopped: None }
+        Self { decoder, stops, min_tokens: 0, tokens: 0, held: String::new(), early: 0, stopped: None }
     }
 
     /// The same, which ends only before a stop string that a token behind the first `tokens` completes.
@@ -95,10 +97,15 @@ impl TextStream {
             return String::new();
         }
         self.held.push_str(text);
-        // Of a stop string that is complete too early, less than the whole stays in `held`.
-        let early = self.min_tokens > 0 && self.tokens <= self.min_tokens;
-        let stops = self.stops.iter().enumerate().filter(|_| !early);
-        let met = stops.filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)));
+        if self.min_tokens > 0 && self.tokens <= self.min_tokens {
+            self.early = self.held.len();
+        }
+        // One that is complete too early may stay in `held`, where it begins another.
+        let ends_text = |s: &str| {
+            let mut places = self.held.char_indices().map(|(at, _)| at);
+            places.find(|at| at + s.len() > self.early && self.held[*at..].starts_with(s))
+        };
+        let met = self.stops.iter().enumerate().filter_map(|(i, s)| Some((ends_text(s)?, i)));
         if let Some((at, which)) = met.min() {
             self.stopped = Some(which);
             self.held.truncate(at);
@@ -106,7 +113,9 @@ impl TextStream {
         }
         // The longest end of the text that begins a stop string stays.
         let keep = self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
-        let rest = self.held.split_off(self.held.len() - keep);
+        let released = self.held.len() - keep;
+        self.early = self.early.saturating_sub(released);
+        let rest = self.held.split_off(released);
         std::mem::replace(&mut self.held, rest)
     }
 }
@@ -123,6 +132,18 @@ mod tests {
     fn stream(stops: &[&str]) -> TextStream {
         let tokenizer = ridge_models::ModelFiles::open(None).and_then(|f| f.tokenizer()).unwrap();
         TextStream::new(&tokenizer, &stops.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_stop_string_that_is_complete_too_early_stays_so_where_it_begins_another() {
+        let mut s = stream(&["\n", "\n\nUser"]).with_min_tokens(2);
+        s.tokens = 1;
+        assert_eq!(s.release("one\n"), "one");
+        s.tokens = 3;
+        assert_eq!(s.release("two"), "\ntwo");
+        assert!(!s.stopped());
+        assert_eq!(s.release("\nthree"), "");
+        assert_eq!(s.stopped_by(), Some("\n"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ridge_files::hub::find_model;
-use ridge_files::{Checkpoint, FilesError, Gguf, TensorView, read_text};
+use ridge_files::{Checkpoint, FilesError, Gguf, TensorView, read_text, replace_file};
 use ridge_image::Preprocessing;
 use ridge_text::gguf::{TokenizerSource, tokenizer_json};
 use ridge_text::{ChatTemplates, Tokenizer};
@@ -112,7 +112,7 @@ impl ModelFiles {
     }
 
     /// The folder of the model, if it is one.
-    pub(crate) fn folder(&self) -> Option<&Path> {
+    pub fn folder(&self) -> Option<&Path> {
         match &self.origin {
             Origin::Folder(folder) => Some(folder),
             _ => None,
@@ -368,7 +368,8 @@ impl ModelFiles {
         let Origin::Folder(from) = &self.origin else { return Ok(()) };
         let copy = |from: &Path, to: &Path| {
             let failed = |cause| FilesError::Io { path: from.to_owned(), action: "copy the file", cause };
-            if from.is_file() { std::fs::copy(from, to).map(|_| ()).map_err(failed) } else { Ok(()) }
+            let copied = || replace_file(to, |out| std::io::copy(&mut std::fs::File::open(from)?, out).map(|_| ()));
+            if from.is_file() { copied().map_err(failed) } else { Ok(()) }
         };
         for name in COPIED {
             copy(&from.join(name), &folder.join(name))?;

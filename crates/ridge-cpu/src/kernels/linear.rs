@@ -95,7 +95,10 @@ fn takes(isa: Isa, packing: Packing, x: DType, is_codes: bool, inner: usize, in_
             let as_pairs = inner > 0 && inner.is_multiple_of(float_codes::FOUR) && x == DType::BF16;
             !is_codes && as_pairs && (isa != Isa::Amx || amx::takes(x, inner) && inner.is_multiple_of(amx::DEPTH))
         }
-        Packing::Words(_) if in_blocks => inner > 0 && (is_codes || takes_blocks_on_tiles(isa, x, inner)),
+        // Rows of 8-bit codes with scales behind them have any width; only those of whole blocks are packed.
+        Packing::Words([elements, _]) if in_blocks => {
+            inner > 0 && inner.is_multiple_of(elements) && (is_codes || takes_blocks_on_tiles(isa, x, inner))
+        }
         Packing::Words(_) => inner > 0 && !is_codes && x == DType::BF16,
     }
 }
@@ -416,10 +419,21 @@ impl CpuKernel for LinearKernel {
 mod tests {
     use std::sync::Arc;
 
+    use ridge_graph::format::{CodeType, ScaleLayout};
     use ridge_graph::passes::{Extents, Target};
     use ridge_graph::{Builder, FormatRef, format};
 
     use super::*;
+
+    #[test]
+    fn rows_of_codes_that_are_no_whole_blocks_are_not_packed() {
+        let int8 = ScaledFormat { codes: CodeType::Int8, scales: ScaleLayout::Row };
+        for (inner, packs) in [(64, true), (52, false), (33, false)] {
+            let w = Type::tensor(DType::BF16, [37, inner]).stored_as(FormatRef::new(int8));
+            let packing = Packing::on(Isa::Amx, &w).unwrap();
+            assert_eq!(takes(Isa::Amx, packing, DType::BF16, false, inner, true), packs, "{inner}");
+        }
+    }
 
     /// The arguments that the kernel of the one linear's group wants in panels on `architecture`.
     fn wanted(architecture: &str, x: DType, w: DType, stored: Option<FormatRef>, residual: bool) -> Vec<usize> {

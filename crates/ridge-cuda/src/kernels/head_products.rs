@@ -67,6 +67,11 @@ impl HeadProduct {
         self.product
     }
 
+    /// Are the matrices' rows columns of the product?
+    pub(super) fn is_transposed(&self) -> bool {
+        self.transposed
+    }
+
     /// Are the matrices, of whole vectors, of a type that the kernel takes?
     pub(super) fn takes(&self, body: &Function, w: usize) -> bool {
         let w = &body.args[w].ty;

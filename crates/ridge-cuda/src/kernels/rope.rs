@@ -1,7 +1,7 @@
 //! Rotations, and what is written to the cache: `kernels/rope.cu`.
 
 use ridge_graph::ops::{RmsNorm, Rope};
-use ridge_graph::{DType, Function, Node, Op, Prim};
+use ridge_graph::{DType, Dim, Function, Node, Op, Prim};
 
 use super::body::slice_of_arg;
 use super::entry::CudaKernelEntry;
@@ -117,7 +117,8 @@ impl LatentKey {
     /// That of a group that writes one.
     fn read(body: &Function) -> Option<Self> {
         let rope: &Rope = composite(body)?;
-        composite::<RmsNorm>(body)?;
+        let is_norm = |node: &&Node| matches!(&node.op, Op::Composite(op) if op.downcast::<RmsNorm>().is_some());
+        let normed = slice_of_arg(body, body.nodes.iter().find(is_norm)?.inputs[0], 1)?;
         let (dim, turned) = (body.args[0].ty.shape.last().as_const()?, 2 * rope.inv_freq.len());
         let rank = dim.checked_sub(turned).filter(|rank| *rank > 0 && turned > 0)?;
         let of_row: Vec<_> = (0..body.nodes.len()).filter_map(|i| slice_of_arg(body, body.var(i, 0), 1)).collect();
@@ -127,10 +128,14 @@ impl LatentKey {
             Op::Prim(Prim::Transpose(perm)) => Some((**perm == [0, 1, 3, 2]).then_some(node)),
             _ => None,
         });
-        let pairs = |node: &Node| body.ty(node.inputs[0]).shape.last().as_const() == Some(2);
+        // All that is rotated is in pairs.
+        let pairs = |node: &Node| {
+            let shape = &body.ty(node.inputs[0]).shape;
+            shape.last().as_const() == Some(2) && shape.0.get(2).and_then(Dim::as_const) == Some(turned / 2)
+        };
         let known = interleaved.is_none_or(|node| node.is_some_and(pairs));
         let one = body.args[0].ty.shape.0[2].as_const() == Some(1);
-        let whole = is_part(rank, turned) && is_part(0, rank) && of_row.len() == 2;
+        let whole = is_part(rank, turned) && (normed.0, normed.1) == (0, rank) && of_row.len() == 2;
         (one_sided(body) && one && known && whole).then_some(Self { interleaved: interleaved.is_some() })
     }
 }

@@ -1,6 +1,7 @@
 //! Linear recurrences and their gradients: `kernels/recurrence.cu` for few tokens of a row; for more `kernels/recurrence_parallel.cu`, and
 //! `kernels/recurrence_chunks.cu` with a part of low rank; `kernels/recurrence_gated.cu` for operands in bf16 whose keys decay alike. Gradients
-//! are of `kernels/recurrence_gradient.cu`, for few tokens of a row and with a part of low rank, and `kernels/recurrence_gradient_keys.cu`.
+//! are of `kernels/recurrence_gradient_keys.cu`, with `kernels/recurrence_gradient_rank.cu` where a part has low rank and keys decay alike, and of
+//! `kernels/recurrence_gradient.cu` for few tokens of a row and else.
 
 mod chunks;
 mod extents;

@@ -37,10 +37,14 @@ impl Activations {
 /// Puts a [`Quantize`] in front of the linears whose weights are all stored in formats that `activations` rounds x for and
 /// whose K is a number, one for all that share an x and its format; leaves the graph as it is for exact activations.
 pub fn round_activations(graph: &mut Graph, activations: Activations) {
-    let rounded_for: fn(&FormatRef) -> Option<ScaledFormat> = match activations {
+    let rounded_for: RoundedFor = match activations {
         Activations::Exact => return,
-        Activations::Int8 => |weight| weight.downcast().is_none_or(takes_int8).then_some(ScaledFormat::INT8_G256),
-        Activations::Matched => |weight| weight.downcast::<ScaledFormat>().and_then(|format| format.of_activations()),
+        Activations::Int8 => {
+            |weight, k| weight.downcast().is_none_or(|format| takes_int8(format, k)).then_some(ScaledFormat::INT8_G256)
+        }
+        Activations::Matched => {
+            |weight, _| weight.downcast::<ScaledFormat>().and_then(|format| format.of_activations())
+        }
     };
     // What tensor cores take: values of 16 bits become codes, of which they read 16 at a time.
     let fits = |x: &Type| {
@@ -77,9 +81,16 @@ pub fn round_activations(graph: &mut Graph, activations: Activations) {
     }
 }
 
+/// The format that x is to have for a weight in this format, of rows of so many elements; `None` if x stays as it is.
+type RoundedFor = fn(&FormatRef, usize) -> Option<ScaledFormat>;
+
+/// Elements of rows of int8 that are multiplied at a time.
+const AT_A_TIME: usize = 32;
+
 /// Are weights in `format` multiplied as whole numbers, and scaled at last?
-fn takes_int8(format: &ScaledFormat) -> bool {
-    format.codes == CodeType::Int8 && matches!(format.scales, ScaleLayout::Row | ScaleLayout::Tensor)
+fn takes_int8(format: &ScaledFormat, k: usize) -> bool {
+    let scaled_at_last = matches!(format.scales, ScaleLayout::Row | ScaleLayout::Tensor);
+    format.codes == CodeType::Int8 && scaled_at_last && k.is_multiple_of(AT_A_TIME)
 }
 
 /// The x of a linear, and the format that it is to have.
@@ -89,7 +100,7 @@ struct Rounded {
 }
 
 /// The x of node `i`, if that is a linear to quantise x for.
-fn rounded_x(function: &Function, i: usize, rounded_for: fn(&FormatRef) -> Option<ScaledFormat>) -> Option<Rounded> {
+fn rounded_x(function: &Function, i: usize, rounded_for: RoundedFor) -> Option<Rounded> {
     let node = &function.nodes[i];
     let Op::Composite(op) = &node.op else { return None };
     let count = match (op.downcast::<Linear>(), op.downcast::<LinearGroup>()) {
@@ -98,8 +109,32 @@ fn rounded_x(function: &Function, i: usize, rounded_for: fn(&FormatRef) -> Optio
         _ => return None,
     };
     let ty = function.ty(node.inputs[0]);
-    let mut formats = node.inputs[1..=count].iter().map(|w| function.ty(*w).format.as_ref().and_then(rounded_for));
+    let k = ty.shape.last().as_const()?;
+    let format_of = |w: &Var| function.ty(*w).format.as_ref().and_then(|format| rounded_for(format, k));
+    let mut formats = node.inputs[1..=count].iter().map(format_of);
     let format = formats.next()??;
-    let takes = ty.is_plain() && ty.shape.last().as_const().is_some() && formats.all(|other| other == Some(format));
+    let takes = ty.is_plain() && formats.all(|other| other == Some(format));
     takes.then(|| Rounded { ty: ty.clone(), format })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::graph::Builder;
+    use crate::types::Type;
+
+    #[test]
+    fn x_stays_as_it_is_where_rows_of_int8_are_no_whole_parts() {
+        let format = ScaledFormat { codes: CodeType::Int8, scales: ScaleLayout::Row };
+        for (k, rounded) in [(64, true), (48, false)] {
+            let mut g = Builder::new();
+            let x = g.step_input("x", Type::tensor(DType::BF16, [2, k])).unwrap();
+            let w = g.weight("w", Type::tensor(DType::BF16, [8, k]).stored_as(FormatRef::new(format))).unwrap();
+            let y = g.linear(x, w).unwrap();
+            let mut graph = g.finish(vec![("y".to_owned(), y)]).unwrap();
+            round_activations(&mut graph, Activations::Int8);
+            assert_eq!(graph.to_string().contains("quantize"), rounded, "{k}");
+        }
+    }
 }

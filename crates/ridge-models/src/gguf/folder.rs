@@ -79,7 +79,7 @@ pub fn to_folder(
     std::fs::create_dir_all(folder).map_err(io(folder, "make the folder"))?;
     let put = |name: &str, text: &str| {
         let path = folder.join(name);
-        std::fs::write(&path, text).map_err(io(&path, "write the file"))
+        replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(io(&path, "write the file"))
     };
     let pretty = |text: &str| match serde_json::from_str::<Json>(text) {
         Ok(json) => format!("{json:#}\n"),

@@ -106,7 +106,10 @@ pub(super) async fn submit(
     }
     let mut tickets = Vec::with_capacity(submitted.len());
     for job in submitted {
-        tickets.push(job.accepted().await.map_err(|error| named(error, common))?);
+        match job.accepted().await {
+            Ok(ticket) => tickets.push(ticket),
+            Err(error) => return Err(named(app, error, common).await),
+        }
     }
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let limit = app.options.request_timeout;
@@ -133,11 +136,16 @@ fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
 }
 
 /// Replaces the parameter of an engine error by the client's name of the output constraint.
-fn named(error: ApiError, common: &CommonParams) -> ApiError {
+async fn named(app: &Arc<App>, error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
         (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => {
-            asked.explained().unwrap_or_else(|| error.of_param(&asked.param))
+            let own = asked.clone();
+            // Parts of the schema are compiled.
+            match app.blocking(move |_| Ok(own.explained())).await {
+                Ok(Some(explained)) => explained,
+                _ => error.of_param(&asked.param),
+            }
         }
         _ => error,
     }

@@ -131,7 +131,10 @@ fn reversed_range(text: &str) -> Option<(usize, char, char)> {
     let item = |at: usize| {
         let mut chars = text[at..].chars();
         match (chars.next()?, chars.next()) {
-            ('\\', Some(escaped)) => Some((escaped.is_ascii_punctuation().then_some(escaped), 1 + escaped.len_utf8())),
+            ('\\', Some(escaped)) if escaped.is_ascii_punctuation() => Some((Some(escaped), 2)),
+            ('\\', Some(escaped)) => {
+                Some((None, 1 + escaped.len_utf8() + argument(escaped, &text[at + 1 + escaped.len_utf8()..])))
+            }
             (c, _) => Some((Some(c), c.len_utf8())),
         }
     };
@@ -153,6 +156,21 @@ fn reversed_range(text: &str) -> Option<(usize, char, char)> {
         }
     }
     None
+}
+
+/// Bytes of what belongs to the escape of `letter`, of what follows it.
+fn argument(letter: char, rest: &str) -> usize {
+    let digits = match letter {
+        'x' => 2,
+        'u' => 4,
+        'U' => 8,
+        'p' | 'P' | 'c' => 1,
+        _ => return 0,
+    };
+    if rest.starts_with('{') {
+        return rest.find('}').map_or(rest.len(), |end| end + 1);
+    }
+    rest.chars().take(digits).take_while(char::is_ascii_alphanumeric).map(char::len_utf8).sum()
 }
 
 #[cfg(test)]
@@ -200,6 +218,9 @@ mod tests {
             r"[\w-a]",
             "[--0]",
             "[a-z-[aeiou]]",
+            r"[\x2d-9]",
+            r"[\p{L}-.]",
+            r"[\u{2d}-9\cA-\u0041]",
             "[]-a]",
         ] {
             assert_eq!(mistake(pattern), None, "{pattern}");

@@ -2,13 +2,16 @@
 //!
 //! The library says what is wrong, but not where: the innermost part that it refuses alike by itself is the place.
 
+use std::time::{Duration, Instant};
+
 use ridge_engine::service::schema_error;
 use serde_json::{Map, Value, json};
 
 use super::schema::{enforceable, escaped};
 
-/// Parts that are compiled at most: each costs as much as the whole at worst.
+/// Parts that are compiled at most, and for how long: each costs as much as the whole at worst.
 const MAX_TRIED: usize = 500;
+const MAX_TIME: Duration = Duration::from_millis(100);
 /// Keys whose value is an object of schemas.
 const MAPS: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
 /// Keys whose value is a schema or a list of them.
@@ -19,7 +22,7 @@ const SCHEMAS: [&str; 8] =
 pub(crate) fn explain(sent: &Value) -> Option<String> {
     let schema = enforceable(sent.clone()).schema;
     let why = schema_error(&schema)?;
-    let mut search = Search { root: &schema, why: &why, left: MAX_TRIED };
+    let mut search = Search { root: &schema, why: &why, left: MAX_TRIED, until: Instant::now() + MAX_TIME };
     let (pointer, found) = search.innermost(String::new(), &schema);
     let key = search.key(found);
     let pointer = as_sent(&format!("{pointer}{}", key.as_deref().unwrap_or_default()), sent);
@@ -32,15 +35,16 @@ struct Search<'a> {
     /// What the library says of the whole.
     why: &'a str,
     left: usize,
+    until: Instant,
 }
 
 impl Search<'_> {
-    /// Is this part of the schema refused for the same reason?
-    fn is_refused(&mut self, part: &Value) -> bool {
-        if self.left == 0 {
-            return false;
+    /// Is this part of the schema refused for the same reason? `None` when enough was tried.
+    fn is_refused(&mut self, part: &Value) -> Option<bool> {
+        self.left = self.left.checked_sub(1)?;
+        if Instant::now() > self.until {
+            return None;
         }
-        self.left -= 1;
         let mut alone = part.clone();
         if let Value::Object(map) = &mut alone {
             for key in ["$defs", "definitions"] {
@@ -51,14 +55,16 @@ impl Search<'_> {
                 }
             }
         }
-        schema_error(&alone).is_some_and(|why| why == self.why)
+        Some(schema_error(&alone).is_some_and(|why| why == self.why))
     }
 
     /// The innermost part of `within`, at the JSON pointer `place`, that is refused.
     fn innermost<'s>(&mut self, place: String, within: &'s Value) -> (String, &'s Value) {
         for (step, part) in parts(within) {
-            if self.is_refused(part) {
-                return self.innermost(format!("{place}{step}"), part);
+            match self.is_refused(part) {
+                Some(true) => return self.innermost(format!("{place}{step}"), part),
+                Some(false) => {}
+                None => break,
             }
         }
         (place, within)
@@ -72,25 +78,33 @@ impl Search<'_> {
             map.shift_remove(key);
             map
         };
-        let needed: Vec<&String> =
-            map.keys().filter(|key| !self.is_refused(&Value::Object(without(map, key)))).collect();
+        let mut needed = Vec::new();
+        for key in map.keys() {
+            if !self.is_refused(&Value::Object(without(map, key)))? {
+                needed.push(key);
+            }
+        }
         let named = |key: &&String| self.why.contains(&format!("'{key}'")) || self.why.starts_with(&format!("{key} "));
         let key = *match needed.as_slice() {
             [one] => one,
             several => several.iter().find(|key| named(key))?,
         };
-        let inner = match map.get(key) {
-            Some(Value::Object(each)) if MAPS.contains(&key.as_str()) => each
-                .keys()
-                .find(|name| {
-                    let rest = Value::Object(without(each, name));
-                    let mut other = map.clone();
-                    other.insert(key.clone(), rest);
-                    !self.is_refused(&Value::Object(other))
-                })
-                .map(|name| format!("/{}", escaped(name))),
-            _ => None,
-        };
+        let mut inner = None;
+        if let Some(Value::Object(each)) = map.get(key).filter(|_| MAPS.contains(&key.as_str())) {
+            for name in each.keys() {
+                let mut other = map.clone();
+                other.insert(key.clone(), Value::Object(without(each, name)));
+                // Where not all could be tried, the key is the place.
+                match self.is_refused(&Value::Object(other)) {
+                    Some(true) => {}
+                    Some(false) => inner = Some(format!("/{}", escaped(name))),
+                    None => break,
+                }
+                if inner.is_some() {
+                    break;
+                }
+            }
+        }
         Some(format!("/{}{}", escaped(key), inner.unwrap_or_default()))
     }
 }
@@ -216,6 +230,20 @@ mod tests {
             assert!(said.starts_with(says), "{schema}: {said}");
         }
         assert_eq!(explained(&json!({ "type": "object", "properties": { "a": { "type": "integer" } } })), "");
+    }
+
+    #[test]
+    fn no_wrong_place_is_told_where_there_are_too_many() {
+        let mut each: Map<String, Value> =
+            (0..1_000).map(|i| (format!("^k{i}$"), json!({ "type": "string" }))).collect();
+        each.insert("^z".to_owned(), json!({ "type": "strng" }));
+        let said = explained(&json!({ "patternProperties": each }));
+        assert!(
+            said.starts_with(": ")
+                || said.starts_with("/patternProperties: ")
+                || said.starts_with("/patternProperties/^z"),
+            "{said}"
+        );
     }
 
     #[test]

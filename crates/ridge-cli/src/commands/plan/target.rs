@@ -104,7 +104,7 @@ impl TargetArgs {
         let (name, mut text) = match (&self.model, &self.shape) {
             (Some(path), _) => {
                 let files = open(path)?;
-                (files.config_name(), files.config_text()?.into_owned())
+                (files.config_name(), untied_as_stored(&files)?)
             }
             (None, Some(shape)) => ("--shape".to_owned(), shape.config()),
             (None, None) => return Err(refused("MODEL", "", "is required, or --shape")),
@@ -162,7 +162,21 @@ impl TargetArgs {
 /// element as the engine stores it.
 pub(crate) fn read_model(path: &Path, bits: usize) -> Result<Reading> {
     let files = open(path)?;
-    Ok(Reading::with_cache(&files.config_name(), &files.config_text()?, cache_dtype(bits))?)
+    Ok(Reading::with_cache(&files.config_name(), &untied_as_stored(&files)?, cache_dtype(bits))?)
+}
+
+/// The text of a model's configuration, without tied embeddings where its weights have an output projection of their own.
+fn untied_as_stored(files: &ModelFiles) -> Result<String> {
+    let text = files.config_text()?.into_owned();
+    let tied = |config: ridge_models::Result<ModelConfig>| config.is_ok_and(|config| config.tie_word_embeddings);
+    if tied(ModelConfig::from_json(&files.config_name(), &text))
+        && files.config().is_ok_and(|config| !config.tie_word_embeddings)
+        && let Ok(serde_json::Value::Object(mut config)) = serde_json::from_str(&text)
+    {
+        config.insert("tie_word_embeddings".to_owned(), false.into());
+        return Ok(serde_json::Value::Object(config).to_string());
+    }
+    Ok(text)
 }
 
 /// The dtype of a cache with elements of `bits` bits; bf16 for those that the engine does not have.

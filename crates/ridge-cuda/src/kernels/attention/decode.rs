@@ -23,7 +23,7 @@ const DECODE_BLOCKS: usize = 264;
 /// The same over codes, which take more instructions for their bytes: three.
 const DECODE_BLOCKS_OF_CODES: usize = 396;
 const _: () = assert!(DECODE_BLOCKS_OF_CODES * 4 <= ZERO_BYTES);
-/// Those of a launch, whose prefix sums are in shared memory, beside the prompt kernel. More are several launches, of which each takes a run that
+/// The most tokens of a launch, whose prefix sums are in shared memory, beside the prompt kernel. More are several launches, of which each takes a run that
 /// ends or begins with it for what it has of it: what it takes for few tokens of more, it computes again after the prompt kernel.
 const MIXED_TOKENS: usize = 32 << 10;
 /// The least shared memory of its blocks in bytes: two fit on a multiprocessor, but not a third, which would be of the next launch

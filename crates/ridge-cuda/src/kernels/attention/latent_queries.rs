@@ -33,7 +33,7 @@ pub(super) struct LatentQueries {
 impl LatentQueries {
     /// Those of a group that makes them so.
     pub(super) fn read(body: &Function) -> Option<Self> {
-        let product = HeadProduct::read(body)?;
+        let product = HeadProduct::read(body).filter(|product| !product.is_transposed())?;
         let rope: &Rope = composite(body)?;
         let pairs = rope.inv_freq.len();
         // What is joined: a part of x, and the product, by tokens.

@@ -141,7 +141,8 @@ pub(super) fn samples_gradient(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     if dtype != DType::F32 {
         return Vec::new();
     }
-    // Steps of many chunks without a part of low rank, which alone are taken in chunks.
-    let chunks = of_many_chunks(&mut Rng::new(101)).into_iter().filter(|sample| sample.inputs.len() == 6);
+    // Steps of many chunks that are taken in chunks: those without a part of low rank, and those with one whose keys decay alike.
+    let in_chunks = |sample: &Sample| sample.inputs.len() == 6 || sample.inputs[3].tensor().shape[2] == 1;
+    let chunks = of_many_chunks(&mut Rng::new(101)).into_iter().filter(in_chunks);
     short_and_long(&mut Rng::new(29)).into_iter().chain(chunks).map(with_cotangents).collect()
 }
