@@ -37,6 +37,23 @@ fn a_gguf_file_is_planned_in_the_formats_that_it_has() {
 }
 
 #[test]
+fn an_output_projection_that_is_stored_is_planned_whatever_the_config_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = crate::common::repository().join("fixtures/families/exaone4");
+    std::fs::copy(from.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let untied = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let tied = untied.replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    assert_ne!(tied, untied);
+    std::fs::write(folder.path().join("config.json"), tied).unwrap();
+    let path = folder.path().display();
+    let stored = json(&format!("inspect {path} --json"))["summary"]["weight_bytes"].as_u64().unwrap();
+    let fit = json(&format!("plan fit {path} --device A100 --context 64 --json"));
+    let entries = fit["fit"]["ledger"]["entries"].as_array().unwrap();
+    let planned = entries.iter().find(|e| e["what"] == "weights").unwrap()["bytes"].as_u64().unwrap();
+    assert!(planned.abs_diff(stored) <= 1, "{planned} planned, {stored} stored");
+}
+
+#[test]
 fn a_limit_of_gpu_memory_keeps_weights_in_host_memory() {
     // A quarter of the layers of Qwen3-30B-A3B, which say the same in a quarter of the time.
     let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::order::Draft;
 use crate::dtype::DType;
-use crate::format::{CodeType, FormatRef, ScaleLayout, ScaledFormat};
+use crate::format::{BlockFormat as _, CodeType, FormatRef, ScaleLayout, ScaledFormat, SignedBytes};
 use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
 use crate::ops::{Linear, LinearGroup, Quantize};
 use crate::types::Type;
@@ -84,13 +84,10 @@ pub fn round_activations(graph: &mut Graph, activations: Activations) {
 /// The format that x is to have for a weight in this format, of rows of so many elements; `None` if x stays as it is.
 type RoundedFor = fn(&FormatRef, usize) -> Option<ScaledFormat>;
 
-/// Elements of rows of int8 that are multiplied at a time.
-const AT_A_TIME: usize = 32;
-
 /// Are weights in `format` multiplied as whole numbers, and scaled at last?
 fn takes_int8(format: &ScaledFormat, k: usize) -> bool {
     let scaled_at_last = matches!(format.scales, ScaleLayout::Row | ScaleLayout::Tensor);
-    format.codes == CodeType::Int8 && scaled_at_last && k.is_multiple_of(AT_A_TIME)
+    format.codes == CodeType::Int8 && scaled_at_last && k.is_multiple_of(SignedBytes::ELEMENTS)
 }
 
 /// The x of a linear, and the format that it is to have.

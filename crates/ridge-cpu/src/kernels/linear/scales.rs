@@ -167,21 +167,22 @@ macro_rules! with_codes {
 
         let (scales, io, place, inner) = ($scales, $io, $place, $inner);
         let before = scales.before(place[1], inner);
-        match (scales.codes, scales.of_blocks(io, place, inner)) {
-            (CodeType::Int8, None) => {
+        // Floats are of E4M3: `scaled` leaves others out.
+        match (scales.codes == CodeType::Int8, scales.of_blocks(io, place, inner)) {
+            (true, None) => {
                 let $source = Streamed(Plain { data: &io.input::<i8>(place[0])[before..], inner });
                 $body
             }
-            (CodeType::Int8, Some(of_blocks)) => {
+            (true, Some(of_blocks)) => {
                 let $source = InBlocks::new(Plain { data: &io.input::<i8>(place[0])[before..], inner }, of_blocks);
                 $body
             }
-            (CodeType::F8E4M3 | CodeType::F8E5M2, None) => {
+            (false, None) => {
                 let data = &io.input::<crate::simd::E4M3>(place[0])[before..];
                 let $source = Streamed(Plain { data, inner });
                 $body
             }
-            (CodeType::F8E4M3 | CodeType::F8E5M2, Some(of_blocks)) => {
+            (false, Some(of_blocks)) => {
                 let data = &io.input::<crate::simd::E4M3>(place[0])[before..];
                 let $source = InBlocks::new(Plain { data, inner }, of_blocks);
                 $body
