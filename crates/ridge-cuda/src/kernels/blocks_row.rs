@@ -22,8 +22,6 @@ pub(super) const ROW: KernelText<'_> = KernelText::new(concat!(
 pub(super) const COLUMNS: usize = 16;
 /// Warps of a multiprocessor, which has registers for no more.
 const RESIDENT_WARPS: usize = 16;
-/// Elements of columns up to which a block to a multiprocessor is faster than two.
-const SHORT: usize = 8192;
 /// Shared memory of a multiprocessor and of a block: Hopper's, and what every GPU has.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
@@ -62,27 +60,28 @@ impl Division {
     /// For columns of `depth` elements, chunks of which take `stage` bytes of a ring, and whether these are light work; `None` where a block has no
     /// room.
     pub(super) fn new(room: Room, depth: usize, [stage, staged]: [usize; 2], light: bool) -> Option<Self> {
-        let warps = warps(depth)?;
-        let stages = |resident: usize| stages(room, resident, warps * stage, staged);
+        let chunks = depth.div_ceil(CHUNK);
+        // As many warps as share the chunks evenly.
+        let slots = |warps: usize| chunks.div_ceil(warps) * warps;
+        let warps = (2..=8).rev().min_by_key(|&warps| slots(warps))?;
+        let stages = |resident: usize| {
+            let bytes = (room.processor / resident).min(room.block).saturating_sub(OTHER_BYTES + staged);
+            (bytes / (warps * stage)).min(MOST_STAGES)
+        };
         // As many blocks of a multiprocessor as have rings that are long enough.
         let resident = (2..=RESIDENT_WARPS / warps)
             .rev()
             .find(|&resident| stages(resident) >= ENOUGH_STAGES[usize::from(!light)])
             .unwrap_or(1);
-        Self::of(room, [warps, stages(resident), resident], [stage, staged])
-    }
-
-    /// The same for light work, one block to a multiprocessor, which stages x once for it; `None` where rings are not long enough, or columns are
-    /// so long that the products of more warps count for more.
-    fn alone(room: Room, depth: usize, [stage, staged]: [usize; 2]) -> Option<Self> {
-        let warps = warps(depth)?;
-        let enough = stages(room, 1, warps * stage, staged) >= ENOUGH_STAGES[0] && depth <= SHORT;
-        enough.then(|| Self::of(room, [warps, ENOUGH_STAGES[0], 1], [stage, staged])).flatten()
-    }
-
-    fn of(room: Room, [warps, stages, resident]: [usize; 3], [stage, staged]: [usize; 2]) -> Option<Self> {
-        let shared = staged + warps * stages * stage;
-        (stages >= 2).then_some(Self { warps, stages, staged, shared, resident, turns: room.turns })
+        let stages = stages(resident);
+        (stages >= 2).then_some(Self {
+            warps,
+            stages,
+            staged,
+            shared: staged + warps * stages * stage,
+            resident,
+            turns: room.turns,
+        })
     }
 
     /// Blocks of a launch over so many tiles.
@@ -119,18 +118,6 @@ pub(super) fn digits(depth: usize) -> usize {
     depth.div_ceil(CHUNK) * (CHUNK / GROUP) * DIGIT_BYTES
 }
 
-/// As many warps, of at most 8, as share the chunks of a column of `depth` elements evenly.
-fn warps(depth: usize) -> Option<usize> {
-    let chunks = depth.div_ceil(CHUNK);
-    (2..=8).rev().min_by_key(|&warps| chunks.div_ceil(warps) * warps)
-}
-
-/// Stages of rings, of which those of a block take `stage` bytes each, with so many blocks to a multiprocessor.
-fn stages(room: Room, resident: usize, stage: usize, staged: usize) -> usize {
-    let bytes = (room.processor / resident).min(room.block).saturating_sub(OTHER_BYTES + staged);
-    (bytes / stage).min(MOST_STAGES)
-}
-
 /// A kernel for Hopper, and one for every GPU.
 pub(super) fn by_arch(hopper: CudaKernel, others: CudaKernel) -> CudaKernel {
     let scratch = hopper.scratch.max(others.scratch);
@@ -160,12 +147,7 @@ fn linear_in(room: Room, linears: &LinearCall<'_>, formats: &Formats) -> Result<
     }
     let stage = sides * formats.distinct().map(BlockText::stage_bytes).max().unwrap_or(0);
     let light = formats.distinct().all(BlockText::is_light);
-    // Where the number of multiprocessors is known.
-    let alone = light && room.turns == 1;
-    let division = |staged: usize| {
-        let alone = if alone { Division::alone(room, linears.depth, [stage, staged]) } else { None };
-        alone.or_else(|| Division::new(room, linears.depth, [stage, staged], light))
-    };
+    let division = |staged: usize| Division::new(room, linears.depth, [stage, staged], light);
     let bytes = linears.depth * linears.x().dtype.size_bytes();
     let threads = norm::threads_of(bytes / 16);
     // The norm is made on the way if the block has the threads for its sums, and room for its result.
