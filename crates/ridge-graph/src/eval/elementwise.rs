@@ -1,11 +1,12 @@
 //! Functions of elements at one index.
 
+use super::precision::Precision;
 use crate::dtype::DType;
 use crate::prim::{Binary, Compare, Unary};
 use crate::tensor::{Data, Tensor};
 use crate::why::Why;
 
-pub(super) fn unary(op: Unary, x: &Tensor) -> Data {
+pub(super) fn unary(op: Unary, x: &Tensor, precision: Precision) -> Data {
     match &x.data {
         Data::Float(v) => {
             let f: fn(f64) -> f64 = match op {
@@ -23,7 +24,9 @@ pub(super) fn unary(op: Unary, x: &Tensor) -> Data {
                 Unary::Floor => f64::floor,
                 Unary::Not => |x| f64::from(u8::from(x == 0.0)),
             };
-            Data::Float(v.iter().map(|x| f(*x)).collect())
+            let is_exact = matches!(op, Unary::Neg | Unary::Abs | Unary::Sqrt | Unary::Floor | Unary::Not);
+            let of = |(i, x): (usize, &f64)| if is_exact { f(*x) } else { precision.library_function(i, f(*x)) };
+            Data::Float(v.iter().enumerate().map(of).collect())
         }
         Data::Int(v) => {
             let f: fn(i64) -> i64 = match op {

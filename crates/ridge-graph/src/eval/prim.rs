@@ -42,7 +42,7 @@ pub(super) fn apply(
             settle(literal.dtype, shape, data, precision)?
         }
         Prim::Iota { axis, dtype, .. } => settle(*dtype, shape, views::iota(shape, *axis, *dtype), precision)?,
-        Prim::Unary(op) => settle(tensors[0].dtype, shape, elementwise::unary(*op, tensors[0]), precision)?,
+        Prim::Unary(op) => settle(tensors[0].dtype, shape, elementwise::unary(*op, tensors[0], precision), precision)?,
         Prim::Binary(op) => {
             let data = elementwise::binary(*op, tensors[0], tensors[1])?;
             settle(tensors[0].dtype, shape, data, precision)?

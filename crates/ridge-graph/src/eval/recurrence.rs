@@ -65,9 +65,14 @@ impl<'a> Operands<'a> {
         from..from + self.key * self.value
     }
 
+    /// `sum` and a product.
+    fn add(&self, sum: f64, product: f64) -> f64 {
+        self.round(sum + if self.precision.fuses_products() { product } else { self.round(product) })
+    }
+
     /// The sum of `count` products.
     fn sum(&self, count: usize, product: impl Fn(usize) -> f64) -> f64 {
-        self.precision.order(count).fold(0.0, |sum, i| self.round(sum + self.round(product(i))))
+        self.precision.order(count).fold(0.0, |sum, i| self.add(sum, product(i)))
     }
 
     /// `x^T S`, for one column.
@@ -88,9 +93,9 @@ impl<'a> Operands<'a> {
                 let x = &mut s[i * self.value + column];
                 *x = self.round(at.kept[i] * *x);
                 if let Some((erased, write)) = erased {
-                    *x = self.round(*x + self.round(write[i] * erased));
+                    *x = self.add(*x, write[i] * erased);
                 }
-                *x = self.round(*x + self.round(at.k[i] * at.v[column]));
+                *x = self.add(*x, at.k[i] * at.v[column]);
             }
         }
     }
@@ -138,7 +143,7 @@ pub(super) fn gradient(inputs: &[&Tensor], precision: Precision) -> Result<Vec<D
                 let (before, after) = (&states[nth], &states[nth + 1]);
                 let dy = &cotangents[0].floats()[place * value..][..value];
                 for (i, g) in g.chunks_mut(value.max(1)).enumerate() {
-                    g.iter_mut().zip(dy).for_each(|(g, dy)| *g = round(*g + round(at.q[i] * dy)));
+                    g.iter_mut().zip(dy).for_each(|(g, dy)| *g = all.add(*g, at.q[i] * dy));
                 }
                 (0..value).for_each(|column| dv[place * value + column] = all.over_keys(at.k, g, column));
                 let parts = at.low_rank.map(|[erase, write]| {
@@ -165,7 +170,7 @@ pub(super) fn gradient(inputs: &[&Tensor], precision: Precision) -> Result<Vec<D
                     for (column, g) in g.iter_mut().enumerate() {
                         *g = round(at.kept[i] * *g);
                         if let Some((erase, _, back)) = &parts {
-                            *g = round(*g + round(erase[i] * back[column]));
+                            *g = all.add(*g, erase[i] * back[column]);
                         }
                     }
                 }

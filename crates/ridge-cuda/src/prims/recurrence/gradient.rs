@@ -29,6 +29,9 @@ const MAX_BLOCKS_WITH_STATES: usize = 264;
 const WARPS: usize = 8;
 const COLUMNS: usize = 32;
 
+/// Values of a head up to which chunks would mostly be padding, and err more than tokens one by one.
+const FEW_VALUES: usize = 8;
+
 /// Bytes of shared memory of `recurrence_gradient_keys`: products of tokens, those of a block of 16 again, and four matrices in three parts of 16
 /// bits.
 const SHARED: usize = CHUNK * (CHUNK + 4 + 20) * size_of::<f32>() + 4 * 3 * CHUNK * (COLUMNS + 8) * size_of::<u16>();
@@ -49,8 +52,8 @@ pub(in crate::prims) fn recurrence_gradient(spec: &CudaKernelSpec<'_>) -> Result
     let low_rank = spec.inputs.len() == 10;
     let all = Extents { tokens, rows, groups, heads, key, value, low_rank, lines: None, gated: false };
     let decays = decay.shape[2];
-    // Where all rows have a token or more, one may have enough of them. Heads of one value, which are many, have next to nothing to sum up at once.
-    let long = rows > 0 && tokens + 1 >= rows + LEAST && value > 1;
+    // Where all rows have a token or more, one may have enough of them.
+    let long = rows > 0 && tokens + 1 >= rows + LEAST && value > FEW_VALUES;
     let chunks = long && (!low_rank || decays == 1);
     if !chunks {
         return Ok(all.gradient_by_token(decays, i32::MAX as usize));
