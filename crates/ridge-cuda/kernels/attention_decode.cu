@@ -32,6 +32,8 @@ typedef D::Raw Stored;
 // Steps up to which a unit is no later as a whole than in pieces that are put together.
 #define SHORT 4
 #define MASKED -1.0e30f
+// Steps that a block asks for before the launch ahead of it has ended.
+#define AHEAD 4
 // Tokens of a lane of which what is known of them is loaded at once, on the way to the prefix sums: those among prompts are few of many.
 #define BATCH (SOME_APART ? 8 : 1)
 // Rows of a tile that are heads: the upper half of a matrix tile is empty for 8 heads or fewer.
@@ -135,7 +137,9 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
     __shared__ float cosine[PAIRS], sine[PAIRS];
 #endif
     others_may_begin();
+#if PROMPTS
     after_others();
+#endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
     const int tokens = (int)n.v[0], heads = (int)n.v[1], keys = heads / SHARE, units = keys * PARTS;
     const i64 side = (i64)keys * BLOCK * DIM;
@@ -236,30 +240,61 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         }
         return token;
     };
-    if (low == high && !any_empty) return;
     int token = low < high ? token_at(low) : 0;
+    // What a block has of a unit from a step of its on.
+    struct Part { int steps, begin, key, nth, position, stop, first, end; const int* row; };
+    auto part_at = [&](int at) {
+        Part part;
+        part.steps = (before[token + 1] - before[token]) / units;
+        part.nth = (at - before[token]) / part.steps;
+        part.begin = before[token] + part.nth * part.steps;
+        part.key = part.nth / PARTS;
+        part.position = positions[token];
+        part.stop = SPAN ? at + 1 : min(high, part.begin + part.steps);
+        const int id = ids[token], seen = first_of(part.position);
+        part.first = seen + (at - part.begin) * GRAIN;
+        part.end = min(end_of(id, part.position), seen + (part.stop - part.begin) * GRAIN);
+        part.row = table + (i64)max(id, 0) * n.v[2];
+        return part;
+    };
+    // Lanes 0 to 15, and 16 to 31, know where the keys of a tile's positions lie, as a row of the cache.
+    auto line_at = [&](const Part& part, int start) {
+        const int p = start + (lane & 15);
+        const i64 block = p < part.end ? part.row[p / BLOCK] : -1;
+        return block >= 0 && block < n.v[3] ? (int)((block * 2 * keys + part.key) * BLOCK + p % BLOCK) : -1;
+    };
 #if PAIRS
     int rotated_at = -1;
 #endif
+#if !PROMPTS
+    if (low < high) {
+        // All but the step's own tokens is in the cache already: on its way to the L2 cache while the launch ahead ends.
+        const Part part = part_at(low);
+#pragma unroll 1
+        for (int s = 0, start = part.first + warp * 16; s < AHEAD && start < part.end; ++s, start += STEP) {
+            const int line = line_at(part, start);
+            const u8* from = (const u8*)(cache + (i64)line * DIM + (lane >> 4) * side);
+            for (int byte = 0; line >= 0 && byte < DIM * (int)sizeof(Stored); byte += 128)
+                asm volatile("prefetch.global.L2 [%0];" :: "l"(from + byte));
+        }
+#if PAIRS
+        rotated_at = token;
+        angles(part.position, cosine, sine);
+#endif
+    }
+    after_others();
+#endif
+    if (low == high && !any_empty) return;
 
     for (int at = low; at < high;) {
         // The next token that has steps.
         if (before[token + 1] <= at && before[++token + 1] <= at) token = token_at(at);
-        const int steps = (before[token + 1] - before[token]) / units;
-        const int nth = (at - before[token]) / steps, begin = before[token] + nth * steps;
-        const int key = nth / PARTS, head = key * SHARE + nth % PARTS * HEADS;
+        const Part part = part_at(at);
+        const int steps = part.steps, begin = part.begin, stop = part.stop, first = part.first, end = part.end;
+        const int key = part.key, head = key * SHARE + part.nth % PARTS * HEADS;
         const int real = min(HEADS, (key + 1) * SHARE - head);
-        const int id = ids[token], position = positions[token], seen = first_of(position);
-        const int stop = SPAN ? at + 1 : min(high, begin + steps);
-        const int first = seen + (at - begin) * GRAIN, end = min(end_of(id, position), seen + (stop - begin) * GRAIN);
         const bool whole = SPAN ? begin >= low && begin + steps <= high : at == begin && stop == begin + steps;
-        const int* row = table + (i64)max(id, 0) * n.v[2];
-        // Lanes 0 to 15 know where the keys of a tile's positions lie, as a row of the cache.
-        auto line_of = [&](int start) {
-            const int p = start + (lane & 15);
-            const i64 block = p < end ? row[p / BLOCK] : -1;
-            return block >= 0 && block < n.v[3] ? (int)((block * 2 * keys + key) * BLOCK + p % BLOCK) : -1;
-        };
+        auto line_of = [&](int start) { return line_at(part, start); };
         auto fetch = [&](int line, int stage) {
             const u32 to = ring + stage * STAGE_BYTES;
 #if CODED
@@ -288,7 +323,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, CODED ? 3 : 2) void attentio
         }
         int ahead = line_of(start + (STAGES - 1) * STEP);
 #if PAIRS
-        if (token != rotated_at) angles(position, cosine, sine);
+        if (token != rotated_at) angles(part.position, cosine, sine);
         rotated_at = token;
 #endif
         u32 query[DIM / 16][HALVES][2];

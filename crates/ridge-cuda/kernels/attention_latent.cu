@@ -18,6 +18,8 @@
 #define STEPS (DIM / 64)
 #define PARTS ((SHARE + 15) / 16)
 #define BUFFER_BYTES (TILE * DIM * 2)
+// Tiles that a block asks for before the launch ahead of it has ended.
+#define AHEAD 2
 // Floats of a row of scores: rows are in different banks.
 #define SCORES 72
 // What `attention_join` takes for a span without positions.
@@ -42,7 +44,9 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
     float (*scores)[16][SCORES] = (float (*)[16][SCORES])(room + 2 * BUFFER_BYTES);
     u8* weights = room + 2 * BUFFER_BYTES + 4 * 16 * SCORES * 4;
     others_may_begin();
+#if SELECTED
     after_others();
+#endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
     const int quarter = warp & 3, half = warp >> 2;
     const int heads = (int)n.v[1], keys = heads / SHARE, span = blockIdx.z, spans = (int)n.v[4];
@@ -67,21 +71,33 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
         const int each = ((end + TILE - 1) / TILE + spans - 1) / spans * TILE;
         first = span * each;
         end = min(end, first + each);
-        if (first >= end) {
-            if (threadIdx.x < real) {
-                float* to = partial + ((token * heads + head + threadIdx.x) * spans + span) * (DIM + 2);
-                to[0] = NOTHING;
-                to[1] = 0.0f;
-            }
-            return;
-        }
     }
-    const u32 buffers = shared_address(room), of_weights = shared_address(weights);
     // A warp fetches eight rows, whose places its lanes know.
-    auto fetch = [&](int start, int buffer) {
+    auto line_of = [&](int start) {
         const int p = seen(start + warp * 8 + (lane & 7));
         const i64 block = p >= 0 ? row[p / BLOCK] : -1;
-        const int line = block >= 0 && block < n.v[3] ? (int)((block * keys + key) * BLOCK + p % BLOCK) : -1;
+        return block >= 0 && block < n.v[3] ? (int)((block * keys + key) * BLOCK + p % BLOCK) : -1;
+    };
+#if !SELECTED
+    // All but the step's own tokens is in the cache already: on its way to the L2 cache while the launch ahead ends.
+    for (int start = first; start < min(end, first + AHEAD * TILE); start += TILE) {
+        const int line = line_of(start);
+        for (int e = (lane >> 3) * 64; line >= 0 && e < DIM; e += 4 * 64)
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(cache + (i64)line * DIM + e));
+    }
+    after_others();
+#endif
+    if (spans > 1 && first >= end) {
+        if (threadIdx.x < real) {
+            float* to = partial + ((token * heads + head + threadIdx.x) * spans + span) * (DIM + 2);
+            to[0] = NOTHING;
+            to[1] = 0.0f;
+        }
+        return;
+    }
+    const u32 buffers = shared_address(room), of_weights = shared_address(weights);
+    auto fetch = [&](int start, int buffer) {
+        const int line = line_of(start);
         const u32 to = buffers + buffer * BUFFER_BYTES;
 #pragma unroll
         for (int i = 0; i < DIM / 32; ++i) {

@@ -97,20 +97,12 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
 ) {
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
     others_may_begin();
-    after_others();
     const int token = blockIdx.x, tokens = (int)n.v[0], heads = (int)n.v[1];
     const int start = blockIdx.y * HEADS * DIM, end = min(start + HEADS * DIM, heads * DIM);
-    // Few tokens wait for one load after another: all that depends on nothing else is asked for first, and the block meets once.
+    // Few tokens wait for one load after another: what the launch ahead has no part in is done before it has ended.
     const int slot = slots[token];
 #if PAIRS
-    const int position = positions[token];
-#endif
-#if NORM
-    __shared__ float unit[HEADS];
-    units_of(k + (i64)token * heads * DIM, start / DIM, end / DIM, eps, unit);
-#endif
-#if PAIRS
-    angles_ahead(position, cosine, sine);
+    angles_ahead(positions[token], cosine, sine);
 #endif
     // Of equal slots the last token's stays.
     bool later = false;
@@ -124,6 +116,11 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
             for (int i = t; i < tokens; ++i) later |= slots[i] == slot;
         }
     }
+    after_others();
+#if NORM
+    __shared__ float unit[HEADS];
+    units_of(k + (i64)token * heads * DIM, start / DIM, end / DIM, eps, unit);
+#endif
     if (__syncthreads_or(later) || slot < 0 || slot >= n.v[2]) return;
 #if CODED
     // A warp for each row.
@@ -181,14 +178,14 @@ extern "C" __global__ __launch_bounds__(256) void rope(
 ) {
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
     others_may_begin();
-    after_others();
-    const int token = blockIdx.x, heads = (int)n.v[1], position = positions[token];
+    const int token = blockIdx.x, heads = (int)n.v[1];
     const int first = blockIdx.y * HEADS * DIM, end = min(first + HEADS * DIM, heads * DIM);
+    angles_ahead(positions[token], cosine, sine);
+    after_others();
 #if NORM
     __shared__ float unit[HEADS];
     units_of(x + (i64)token * heads * DIM, first / DIM, end / DIM, eps, unit);
 #endif
-    angles_ahead(position, cosine, sine);
     __syncthreads();
     for (int i = first / DIM * UNITS + threadIdx.x; i < end / DIM * UNITS; i += blockDim.x) {
         const int head = i / UNITS;

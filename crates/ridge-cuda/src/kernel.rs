@@ -264,6 +264,17 @@ impl CudaKernel {
         }
         self
     }
+
+    /// This kernel, whose launches read these inputs before the launch ahead has ended, where they outlive the step.
+    pub(crate) fn prefetching(mut self, inputs: impl IntoIterator<Item = usize>) -> Self {
+        let inputs: Vec<_> = inputs.into_iter().map(OperandSlot::Input).collect();
+        for action in &mut self.actions {
+            if let DeviceAction::Launch { prefetched, .. } = action {
+                prefetched.extend(inputs.iter().copied());
+            }
+        }
+        self
+    }
 }
 
 impl From<DeviceAction> for CudaKernel {

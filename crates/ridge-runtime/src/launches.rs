@@ -50,6 +50,8 @@ pub struct PlannedKernel {
     pub inputs: Vec<Vec<usize>>,
     /// Shapes of its outputs.
     pub outputs: Vec<Vec<usize>>,
+    /// Bytes of each of its outputs.
+    pub output_bytes: Vec<usize>,
 }
 
 /// One run of a kernel.

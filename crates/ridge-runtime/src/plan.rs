@@ -170,6 +170,11 @@ impl Planner<'_> {
             node,
             inputs: shapes(n.inputs.iter().map(|v| function.ty(*v)).collect())?,
             outputs: shapes(n.outputs.iter().collect())?,
+            output_bytes: n
+                .outputs
+                .iter()
+                .map(|ty| Ok(component_offsets(ty, self.bindings)?.1))
+                .collect::<Result<_>>()?,
         });
         Ok(self.plan.kernels.len() - 1)
     }

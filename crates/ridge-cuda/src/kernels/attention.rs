@@ -149,6 +149,11 @@ impl AttentionCall<'_> {
         (apart == Apart::Generated).then(|| input(self.first + 4 + self.more()))
     }
 
+    /// The block table, rows of it, and positions.
+    fn whereabouts(&self) -> [usize; 3] {
+        [1, 2, 3].map(|nth| self.first + nth)
+    }
+
     /// Inputs behind the positions: scales and sinks, if there are such.
     fn more(&self) -> usize {
         usize::from(self.coded) + usize::from(self.op.sinks)

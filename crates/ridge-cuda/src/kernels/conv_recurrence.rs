@@ -6,8 +6,8 @@ use ridge_graph::{Binary, Composite, DType, Dim, Function, Node, Op, Prim, Unary
 use super::entry::CudaKernelEntry;
 use crate::gemm::PROCESSORS;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, flag, grid,
-    input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, flag, grid, input, name,
+    numbers, output,
 };
 use crate::prims::{LEAST_OF_CHUNKS, takes_gated};
 
@@ -328,12 +328,6 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     args.push(LaunchArg::Float(factors.map_or(0.0, |factors| factors.least as f32)));
     args.push(numbers(&extents));
     let blocks = rows * heads * value.div_ceil(COLUMNS) + 1;
-    let mut kernel =
-        grid(CudaSource::new("conv_recurrence", &defines, &CONV_RECURRENCE), [blocks, 1, 1], THREADS, args)?;
-    for action in &mut kernel.actions {
-        if let DeviceAction::Launch { prefetched, .. } = action {
-            prefetched.extend(ahead.map(OperandSlot::Input));
-        }
-    }
-    Ok(kernel)
+    let source = CudaSource::new("conv_recurrence", &defines, &CONV_RECURRENCE);
+    Ok(grid(source, [blocks, 1, 1], THREADS, args)?.prefetching(ahead))
 }

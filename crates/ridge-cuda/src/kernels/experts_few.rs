@@ -7,8 +7,8 @@ use super::entry::CudaKernelEntry;
 use super::experts::{choice, chooses};
 use super::norm;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, composite,
-    flag, grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, SlotOffset, composite, flag, grid,
+    input, name, numbers, output,
 };
 
 /// The router's weights are prefetched; see [`DeviceAction::Launch`].
@@ -159,12 +159,7 @@ fn route(spec: &CudaKernelSpec<'_>, more: usize) -> Result<CudaKernel, String> {
     args.extend([norm.eps, router.scale].map(|n| LaunchArg::Float(n as f32)));
     args.push(numbers(&[tokens]));
     let source = CudaSource::new("expert_route", &defines, &ROUTE);
-    let mut kernel = grid(source, [experts.div_ceil(8), tokens, 1], 256, args)?;
-    for action in &mut kernel.actions {
-        if let DeviceAction::Launch { prefetched, .. } = action {
-            prefetched.push(OperandSlot::Input(3));
-        }
-    }
+    let kernel = grid(source, [experts.div_ceil(8), tokens, 1], 256, args)?.prefetching([3]);
     Ok(CudaKernel { scratch: tokens * experts * 4, ..kernel })
 }
 

@@ -7,7 +7,7 @@ use super::body::{maker, slice_of_arg, swapped, uncast};
 use super::entry::CudaKernelEntry;
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, flag, grid, name, numbers,
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, flag, grid, name, numbers,
 };
 
 /// The matrices are prefetched; see [`DeviceAction::Launch`].
@@ -191,13 +191,7 @@ impl Launch<'_> {
             true => [(matrices * columns).div_ceil(WARPS), 1, 1],
             false => [columns.div_ceil(across) + usize::from(self.turned.is_some()), matrices, 1],
         };
-        let mut kernel = grid(CudaSource::new("head_products", &defines, &HEADS), blocks, 256, args)?;
-        for action in &mut kernel.actions {
-            if let DeviceAction::Launch { prefetched, .. } = action {
-                prefetched.push(OperandSlot::Input(self.w));
-            }
-        }
-        Ok(kernel)
+        Ok(grid(CudaSource::new("head_products", &defines, &HEADS), blocks, 256, args)?.prefetching([self.w]))
     }
 }
 

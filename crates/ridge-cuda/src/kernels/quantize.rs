@@ -200,15 +200,8 @@ fn codes_of(
 }
 
 /// The launch may ask for a norm's weight, input `weight`, before the launch ahead has ended.
-fn gains_ahead(mut kernel: CudaKernel, source: Source, weight: usize) -> CudaKernel {
-    for action in &mut kernel.actions {
-        if let DeviceAction::Launch { prefetched, .. } = action
-            && matches!(source, Source::Norm | Source::Sum)
-        {
-            prefetched.push(OperandSlot::Input(weight));
-        }
-    }
-    kernel
+fn gains_ahead(kernel: CudaKernel, source: Source, weight: usize) -> CudaKernel {
+    kernel.prefetching(matches!(source, Source::Norm | Source::Sum).then_some(weight))
 }
 
 fn make(spec: &CudaKernelSpec<'_>, source: Source) -> Result<CudaKernel, String> {

@@ -208,7 +208,8 @@ pub(super) fn rotate(spec: &CudaKernelSpec<'_>, out: OperandSlot) -> Result<Cuda
     let mut args = vec![input(0), input(positions), LaunchArg::Pointer(out, 0)];
     args.extend(gain);
     args.push(numbers(&[tokens, heads]));
-    grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)
+    let kernel = grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)?;
+    Ok(kernel.prefetching([positions]))
 }
 
 fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
@@ -246,5 +247,6 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     args.extend(coded.then(|| output(1)));
     args.extend(gain);
     args.push(numbers(&[tokens, heads, blocks * block]));
-    grid(source("kv_write", op, &defines), [tokens * usize::from(dim > 0), heads.div_ceil(held), 1], 256, args)
+    let blocks = [tokens * usize::from(dim > 0), heads.div_ceil(held), 1];
+    Ok(grid(source("kv_write", op, &defines), blocks, 256, args)?.prefetching([positions, slots]))
 }

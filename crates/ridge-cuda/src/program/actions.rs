@@ -1,8 +1,9 @@
 //! The actions of a bucket in order, with the alternatives chosen that this device has.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use ridge_runtime::{Plan, PlannedLaunch, Region, Result};
+use ridge_runtime::{Place, Plan, PlannedLaunch, Region, Result};
 
 use super::layout::ALIGN;
 use crate::args;
@@ -131,7 +132,7 @@ impl BoundActions {
                         BoundWork::Constant { at, to: *to, bytes: bytes.len() }
                     }
                 };
-                order.follow(launch, &work);
+                order.follow(launch, &plan.kernels[launch.kernel].output_bytes, &work);
                 bound.push(BoundAction { launch: index, work });
             }
         }
@@ -146,12 +147,36 @@ impl BoundActions {
 /// may be early too, so when it prefetches, all launches back to the last one that was not early may still run: it may
 /// prefetch what none of these writes. The first launch of a step is not early, so whatever earlier steps wrote, of this
 /// program or another, is complete.
+///
+/// A value of the workspace keeps its place until the last launch that reads it, and whatever takes the place then waits for
+/// that one. So the first launch that prefetches a value made in the step is not early, and those behind it may be.
 #[derive(Default)]
 struct LaunchOrder {
     /// Is the last action a kernel's launch, which alone can let others begin?
     behind_launch: bool,
-    /// The blocks written since the last action that began after all others had ended, and by it.
-    unsettled: Vec<Region>,
+    /// What was written since the last action that began after all others had ended, and by it.
+    unsettled: Vec<Written>,
+}
+
+/// Memory that a launch writes: bytes of the workspace, or all of another block.
+struct Written {
+    region: Region,
+    bytes: Range<usize>,
+}
+
+impl Written {
+    fn new(place: &Place, bytes: usize) -> Self {
+        let end = place.offset + bytes;
+        Self {
+            region: place.region,
+            bytes: if place.region == Region::Arena { place.offset..end } else { 0..usize::MAX },
+        }
+    }
+
+    /// Is a value at `place` this one, a part of it, or a view?
+    fn has(&self, place: &Place) -> bool {
+        self.region == place.region && self.bytes.contains(&place.offset)
+    }
 }
 
 impl LaunchOrder {
@@ -160,17 +185,19 @@ impl LaunchOrder {
         self.behind_launch
             && prefetched.iter().all(|slot| match slot {
                 OperandSlot::Input(i) => {
-                    let region = launch.inputs[*i].region;
-                    // The workspace is written by all launches in turn.
-                    let outlives = matches!(region, Region::Weight(_) | Region::State(_) | Region::Input(_));
-                    outlives && !self.unsettled.contains(&region)
+                    let place = &launch.inputs[*i];
+                    let kept = match place.region {
+                        Region::Weight(_) | Region::State(_) | Region::Input(_) | Region::Arena => true,
+                        Region::Host | Region::Output(_) => false,
+                    };
+                    kept && !self.unsettled.iter().any(|written| written.has(place))
                 }
                 OperandSlot::Output(_) | OperandSlot::Scratch | OperandSlot::Zeros => false,
             })
     }
 
     /// Takes an action of `launch` into account.
-    fn follow(&mut self, launch: &PlannedLaunch, work: &BoundWork) {
+    fn follow(&mut self, launch: &PlannedLaunch, bytes: &[usize], work: &BoundWork) {
         let (is_launch, early) = match work {
             BoundWork::Launch { early, .. } => (true, *early),
             BoundWork::Product { .. }
@@ -178,7 +205,7 @@ impl LaunchOrder {
             | BoundWork::Constant { .. }
             | BoundWork::Collective { .. } => (false, false),
         };
-        self.record(launch, is_launch && !launch.communicates, early);
+        self.record(launch, bytes, is_launch && !launch.communicates, early);
     }
 
     /// The next action waits for what runs beside those before it.
@@ -186,41 +213,41 @@ impl LaunchOrder {
         self.behind_launch = false;
     }
 
-    fn record(&mut self, launch: &PlannedLaunch, is_launch: bool, early: bool) {
+    fn record(&mut self, launch: &PlannedLaunch, bytes: &[usize], is_launch: bool, early: bool) {
         if !early {
             self.unsettled.clear();
         }
         self.behind_launch = is_launch;
-        self.unsettled.extend(
-            launch.outputs.iter().map(|place| place.region).filter(|r| !matches!(r, Region::Arena | Region::Host)),
-        );
+        self.unsettled.extend(launch.outputs.iter().zip(bytes).map(|(place, bytes)| Written::new(place, *bytes)));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ridge_runtime::Place;
-
     use super::*;
+
+    /// Bytes of each output.
+    const BYTES: usize = 64;
 
     fn launch(inputs: &[Region], outputs: &[Region]) -> PlannedLaunch {
         let places = |regions: &[Region]| regions.iter().map(|region| Place { region: *region, offset: 0 }).collect();
-        PlannedLaunch {
-            kernel: 0,
-            inputs: places(inputs),
-            outputs: places(outputs),
-            path: Vec::new(),
-            communicates: false,
-            after: 0,
-        }
+        at_places(places(inputs), places(outputs))
+    }
+
+    fn at_places(inputs: Vec<Place>, outputs: Vec<Place>) -> PlannedLaunch {
+        PlannedLaunch { kernel: 0, inputs, outputs, path: Vec::new(), communicates: false, after: 0 }
     }
 
     /// A launch that reads `prefetched` and writes `written`, begun early where that is allowed: was it?
     fn add(order: &mut LaunchOrder, prefetched: &[Region], written: &[Region]) -> bool {
-        let launch = launch(prefetched, written);
-        let slots: Vec<OperandSlot> = (0..prefetched.len()).map(OperandSlot::Input).collect();
-        let early = order.allows_early(&launch, &slots);
-        order.record(&launch, true, early);
+        follow(order, &launch(prefetched, written))
+    }
+
+    /// The same of a launch that prefetches all of its inputs.
+    fn follow(order: &mut LaunchOrder, launch: &PlannedLaunch) -> bool {
+        let slots: Vec<OperandSlot> = (0..launch.inputs.len()).map(OperandSlot::Input).collect();
+        let early = order.allows_early(launch, &slots);
+        order.record(launch, &vec![BYTES; launch.outputs.len()], true, early);
         early
     }
 
@@ -229,14 +256,14 @@ mod tests {
     const ARENA: Region = Region::Arena;
 
     #[test]
-    fn only_operands_that_outlive_a_step_are_prefetched() {
-        let regions = [WEIGHT, Region::Input(3), ARENA, STATE, Region::Output(0)];
+    fn only_operands_of_the_device_that_are_complete_are_prefetched() {
+        let regions = [WEIGHT, Region::Input(3), Region::Host, STATE, Region::Output(0), ARENA];
         let launch = launch(&regions, &[]);
         let order = LaunchOrder { behind_launch: true, unsettled: Vec::new() };
         let may = |slots: &[usize]| {
             order.allows_early(&launch, &slots.iter().map(|i| OperandSlot::Input(*i)).collect::<Vec<_>>())
         };
-        assert!(may(&[]) && may(&[0]) && may(&[0, 1]) && may(&[3]));
+        assert!(may(&[]) && may(&[0]) && may(&[0, 1]) && may(&[3]) && may(&[5]));
         assert!(!may(&[0, 2]) && !may(&[4]));
         assert!(!order.allows_early(&launch, &[OperandSlot::Scratch]));
         assert!(!order.allows_early(&launch, &[OperandSlot::Output(0)]));
@@ -253,7 +280,7 @@ mod tests {
     fn launches_behind_a_copy_or_a_library_call_are_not_early() {
         let mut order = LaunchOrder::default();
         add(&mut order, &[], &[ARENA]);
-        order.record(&launch(&[], &[ARENA]), false, false);
+        order.record(&launch(&[], &[ARENA]), &[BYTES], false, false);
         assert!(!add(&mut order, &[WEIGHT], &[ARENA]));
     }
 
@@ -268,6 +295,21 @@ mod tests {
         }
         assert!(!add(&mut order, &[STATE], &[ARENA]), "the update may still run");
         assert!(add(&mut order, &[STATE], &[ARENA]), "it is complete behind the barrier");
+    }
+
+    #[test]
+    fn values_of_the_step_are_prefetched_once_a_launch_has_waited_for_them() {
+        let at = |offset| Place { region: ARENA, offset };
+        let mut order = LaunchOrder::default();
+        assert!(!follow(&mut order, &at_places(vec![], vec![at(0)])));
+        assert!(follow(&mut order, &at_places(vec![], vec![at(2 * BYTES)])));
+        assert!(follow(&mut order, &at_places(vec![at(BYTES)], vec![at(3 * BYTES)])), "of neither");
+        assert!(!follow(&mut order, &at_places(vec![at(0), at(2 * BYTES + 4)], vec![at(4 * BYTES)])), "of both");
+        assert!(
+            follow(&mut order, &at_places(vec![at(0), at(2 * BYTES + 4)], vec![at(5 * BYTES)])),
+            "they are complete"
+        );
+        assert!(!follow(&mut order, &at_places(vec![at(4 * BYTES)], vec![])), "made by the launch that waited");
     }
 
     #[test]

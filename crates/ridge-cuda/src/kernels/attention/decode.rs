@@ -121,6 +121,9 @@ impl AttentionCall<'_> {
             kernel.actions.extend(launch.actions);
         }
         set_shared(&mut kernel, shared);
+        if apart != Apart::Generated {
+            kernel = kernel.prefetching(self.whereabouts());
+        }
         // Pieces of every head's maximum, sum and values.
         kernel.scratch = used + blocks * held * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)

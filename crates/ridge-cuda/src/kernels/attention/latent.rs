@@ -35,6 +35,9 @@ impl AttentionCall<'_> {
         let mut rows = self.in_spans(source, q, used, [self.tokens, self.keys * parts], spans)?;
         // Two buffers of rows; scores of four quarters of the elements, and weights.
         set_shared(&mut rows, 2 * 64 * self.dim * 2 + 4 * 16 * 72 * 4 + 16 * 64 * 2);
+        if self.selected.is_none() {
+            rows = rows.prefetching(self.whereabouts());
+        }
         kernel.actions.extend(rows.actions);
         self.join(kernel, used, spans, &self.defines())
     }
