@@ -24,7 +24,13 @@ pub(super) fn matmul(a: &Tensor, b: &Tensor, trans_a: bool, trans_b: bool, preci
         }
         (_, _, Precision::Rounded | Precision::Reordered(_)) => {
             let narrow = |t: &Tensor| floats(t).into_iter().map(|x| x as f32).collect::<Vec<f32>>();
-            let sums = size.product(&narrow(a), &narrow(b), trans_a, trans_b, |a: f32, b, sum| sum + a * b);
+            let (a, b) = (narrow(a), narrow(b));
+            let sums = if precision.fuses_products() {
+                let fused = |a: f32, b, sum| (f64::from(sum) + f64::from(a) * f64::from(b)) as f32;
+                size.product(&a, &b, trans_a, trans_b, fused)
+            } else {
+                size.product(&a, &b, trans_a, trans_b, |a, b, sum| sum + a * b)
+            };
             Data::Float(sums.into_iter().map(f64::from).collect())
         }
     })

@@ -10,8 +10,8 @@ pub enum Precision {
     Rounded,
     /// As `Rounded`, but reductions and matrix products take their terms in another order, one for each number: other
     /// plain implementations, whose errors show how much of the first one's was luck. 0 is the order of `Rounded`. What has but one order differs
-    /// in other ways: recurrences add products as they are where the number is odd, as fused multiply-adds do, and exponentials and the like are up to one
-    /// and a half units in the last place of f32 off, as those of mathematical libraries are.
+    /// in other ways: recurrences, of odd numbers, and matrix products, of all from 4 on, add products as they are, as fused multiply-adds do; and from 4 on,
+    /// exponentials and the like are up to one and a half units in the last place of f32 off, as those of mathematical libraries are.
     Reordered(u32),
 }
 
@@ -33,15 +33,20 @@ impl Precision {
     pub(super) fn library_function(self, i: usize, exact: f64) -> f64 {
         const HALF_A_UNIT: f64 = 1.0 / (1 << 24) as f64;
         match self {
-            Self::Exact | Self::Rounded | Self::Reordered(0) => exact,
-            Self::Reordered(n) if i >> ((n - 1) % 8) & 1 == 0 => exact * (1.0 + HALF_A_UNIT),
-            Self::Reordered(_) => exact * (1.0 - HALF_A_UNIT),
+            Self::Reordered(n) if n >= 4 && i >> (n % 4) & 1 == 0 => exact * (1.0 + HALF_A_UNIT),
+            Self::Reordered(n) if n >= 4 => exact * (1.0 - HALF_A_UNIT),
+            Self::Exact | Self::Rounded | Self::Reordered(_) => exact,
         }
     }
 
     /// Do recurrences add products as they are?
-    pub(super) fn fuses_products(self) -> bool {
+    pub(super) fn fuses_recurrences(self) -> bool {
         matches!(self, Self::Reordered(n) if n % 2 == 1)
+    }
+
+    /// Do matrix products?
+    pub(super) fn fuses_products(self) -> bool {
+        matches!(self, Self::Reordered(n) if n >= 4)
     }
 }
 

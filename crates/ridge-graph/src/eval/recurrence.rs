@@ -67,7 +67,7 @@ impl<'a> Operands<'a> {
 
     /// `sum` and a product.
     fn add(&self, sum: f64, product: f64) -> f64 {
-        self.round(sum + if self.precision.fuses_products() { product } else { self.round(product) })
+        self.round(sum + if self.precision.fuses_recurrences() { product } else { self.round(product) })
     }
 
     /// The sum of `count` products.
