@@ -79,12 +79,12 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
         return block >= 0 && block < n.v[3] ? (int)((block * keys + key) * BLOCK + p % BLOCK) : -1;
     };
 #if !SELECTED
-    // All but the step's own tokens is in the cache already: on its way to the L2 cache while the launch ahead ends.
-    for (int start = first; start < min(end, first + AHEAD * TILE); start += TILE) {
-        const int line = line_of(start);
+    auto ask = [&](int line) {
         for (int e = (lane >> 3) * 64; line >= 0 && e < DIM; e += 4 * 64)
             asm volatile("prefetch.global.L2 [%0];" :: "l"(cache + (i64)line * DIM + e));
-    }
+    };
+    // All but the step's own tokens is in the cache already: on its way to the L2 cache while the launch ahead ends.
+    for (int start = first; start < min(end, first + AHEAD * TILE); start += TILE) ask(line_of(start));
     after_others();
 #endif
     if (spans > 1 && first >= end) {
@@ -137,6 +137,9 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention_latent(
         copies_end();
 #if SELECTED
         if (!some) continue;
+#else
+        // The buffers hold too few bytes for the bandwidth: what comes after is on its way to the L2 cache.
+        ask(line_of(start + 2 * TILE));
 #endif
         const u32 rows = buffers + buffer * BUFFER_BYTES;
         float score[4][4] = {};

@@ -14,6 +14,8 @@ mod codes;
 mod convolution;
 #[path = "../../tests/common/few.rs"]
 mod few;
+#[path = "../../tests/common/latents.rs"]
+mod latents;
 #[path = "../../tests/common/mixer.rs"]
 mod mixer;
 #[path = "../../tests/common/one_row.rs"]
@@ -124,6 +126,9 @@ fn add_instances(registry: &CudaKernelRegistry, seen: &mut HashSet<Arc<CudaSourc
         convolution::convolutions(),
         mixer::mixers(),
         cases::attentions(),
+        latents::queries(),
+        latents::keys(),
+        latents::values(),
     ];
     let training = [
         training::attentions(),

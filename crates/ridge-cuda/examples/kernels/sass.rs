@@ -21,8 +21,15 @@ struct SassClaim {
 /// Kernels for Hopper copy by the copy engine and multiply by whole warpgroups, in the loop over the slices or tiles of each
 /// item; the others copy to shared memory without registers between and multiply on tensor cores. Codes of a cache become floats
 /// in registers, on their way to the shared memory of tiles: such kernels need no copies of those kinds.
-const CLAIMS: [SassClaim; 12] = [
+const CLAIMS: [SassClaim; 13] = [
     SassClaim { entry: "attention_sm90", arch: "sm_90", needs: &["HGMMA", "UTMALDG"], depth: 2, lacks: &["HMMA"] },
+    SassClaim {
+        entry: "attention_latent_sm90",
+        arch: "sm_90",
+        needs: &["HGMMA", "LDGSTS"],
+        depth: 1,
+        lacks: &["HMMA"],
+    },
     SassClaim { entry: "gemm_sm90", arch: "sm_90", needs: &["HGMMA", "UTMALDG"], depth: 2, lacks: &["HMMA"] },
     SassClaim {
         entry: "grouped_sm90",

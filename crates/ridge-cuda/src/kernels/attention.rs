@@ -30,6 +30,8 @@ pub(super) const ATTENTION: KernelText<'_> = KernelText::new(concat!(
 .early_launch();
 pub(super) const LATENT: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_latent.cu")).with_tiles().early_launch();
+pub(super) const LATENT_SM90: KernelText<'_> =
+    KernelText::new(include_str!("../../kernels/attention_latent_sm90.cu")).with_hopper().early_launch();
 pub(super) const PROMPT: KernelText<'_> = KernelText::new(concat!(
     include_str!("../../kernels/codes.cuh"),
     include_str!("../../kernels/runs.cuh"),

@@ -38,6 +38,7 @@ pub(crate) fn queries() -> Vec<KernelCase> {
     let one: &[(usize, usize)] = &[(300, 1)];
     let several: &[(usize, usize)] = &[(100, 1), (0, 7), (257, 1), (30, 3)];
     let many: &[(usize, usize)] = &[(40, 30)];
+    let long: &[(usize, usize)] = &[(700, 1), (127, 2), (0, 1)];
     let mut cases = Vec::new();
     for (dtype, widths, heads, sequences, padding, interleaved) in [
         (DType::BF16, V2, 16, one, 0, true),
@@ -46,6 +47,10 @@ pub(crate) fn queries() -> Vec<KernelCase> {
         (DType::F16, SMALL, 20, several, 2, true),
         (DType::BF16, SMALL, 3, one, 0, false),
         (DType::BF16, SMALL, 3, many, 0, true),
+        // More heads than a matrix tile has rows.
+        (DType::BF16, V2, 128, long, 2, true),
+        (DType::F16, V2, 40, long, 0, false),
+        (DType::BF16, SMALL, 70, many, 1, true),
     ] {
         let Widths { plain, turned, value, rank } = widths;
         let (step, dim) = (Step::new(sequences, padding, 1), turned + rank);
