@@ -54,13 +54,14 @@ pub(crate) use quantize::plain_rows as quantize_rows;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 47] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 48] = [
     adamw::UPDATE,
     adamw8::STEP,
     adjust::ADJUST,
     attention::ATTENTION,
     attention::decode::DECODE,
     attention::LATENT,
+    attention::LATENT_SM90,
     attention::PROMPT,
     attention::TILES,
     attention_training::GRADIENT_SM90,
