@@ -68,7 +68,10 @@ impl WeightSource {
                 Self::RandomAsPublished(config) => config.torch_dtype.unwrap_or(DType::F32),
             };
             let plain = Type { dtype, ..ty.clone() };
-            let takes = matches!(ty.shape.rank(), 2 | 3) && layers.as_ref().is_none_or(|layers| layers.contains(name));
+            // Biases of experts have two axes, and are no matrices.
+            let takes = matches!(ty.shape.rank(), 2 | 3)
+                && !name.ends_with(".bias")
+                && layers.as_ref().is_none_or(|layers| layers.contains(name));
             let quantised = format.filter(|f| takes && f.check(&ty.shape).is_ok());
             let published = || match self {
                 Self::RandomAsPublished(config) => {

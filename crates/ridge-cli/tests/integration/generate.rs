@@ -229,6 +229,14 @@ fn matrices_that_a_format_leaves_are_told() {
 }
 
 #[test]
+fn biases_of_experts_stay_as_they_are_beside_matrices_in_a_format() {
+    let model = crate::common::repository().join("fixtures/families/gpt_oss").display().to_string();
+    for format in ["q8_0", "mxfp4"] {
+        stdout(&["generate", "--greedy", "--prompt-tokens", "4", "-n", "2", "--format", format, "-m", &model]);
+    }
+}
+
+#[test]
 fn matrices_that_are_quantised_already_count_among_those_that_a_format_leaves() {
     let folder = Folder::of_config("{}");
     let file = folder.file("x.gguf").display().to_string();
