@@ -234,6 +234,10 @@ fn biases_of_experts_stay_as_they_are_beside_matrices_in_a_format() {
     for format in ["q8_0", "mxfp4"] {
         stdout(&["generate", "--greedy", "--prompt-tokens", "4", "-n", "2", "--format", format, "-m", &model]);
     }
+    let folder = Folder::of_config("{}");
+    let file = folder.file("x.gguf").display().to_string();
+    stdout(&["quantize", &model, &file, "--format", "q8_0", "-q"]);
+    stdout(&["generate", "--greedy", "--prompt-tokens", "4", "-n", "2", "-m", &file]);
 }
 
 #[test]

@@ -286,8 +286,9 @@ fn of_weights<'a>(
 }
 
 /// Parts of names of matrices whose storage stays as it is, here as in llama.cpp. Positions and segments are looked up and added,
-/// and small. So are routers, whose choices jump, weights of Gemma 3n's streams, and projections of low rank.
-const KEPT: [&str; 17] = [
+/// and small. So are routers, whose choices jump, weights of Gemma 3n's streams, and projections of low rank. Biases of experts are no matrices.
+const KEPT: [&str; 18] = [
+    "_exps.bias",
     "position_embd.weight",
     "token_types.weight",
     ".ffn_gate_inp.weight",
